@@ -1,0 +1,3 @@
+"""Pageloom: an LLM serving system. Importing this package never imports torch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,132 @@
+"""The settings of each service: frozen, validated at construction, handed from the CLI as one JSON argument.
+
+`cli.py` is the only reader of flags and environment; a service process gets the finished value.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from pageloom.errors import InvalidConfig
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+BLOCK_SIZES = (16, 32, 64, 128)
+DEVICES = ("auto", "cpu", "cuda")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """What every service has. `status_fd` is set by a supervising parent: see `supervision.py`."""
+
+    log_level: str = "info"
+    status_fd: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        # JSON has no tuples, and no setting is a list.
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig(ServiceConfig):
+    """Settings of the HTTP gateway. `model` locates tokenizer and chat template only."""
+
+    model: str
+    served_model_names: tuple[str, ...]
+    scheduler_address: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    chat_template: str | None = None
+    drain_timeout_s: float = 30.0
+    max_body_bytes: int = 4 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        _require_port("port", self.port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(ServiceConfig):
+    """Settings of the scheduler. Port 0 picks a free port."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    metrics_port: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_num_queued_seqs: int = 1024
+    enable_prefix_caching: bool = True
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _require_port("port", self.port)
+        _require_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _require_at_least("max_num_queued_seqs", self.max_num_queued_seqs, 1)
+        # Every running sequence may continue in every step, so a step must have room for all.
+        _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ServiceConfig):
+    """Settings of a worker. KV memory is `kv_cache_memory_bytes` if set, otherwise the part of the
+    device's memory that `gpu_memory_utilization` leaves beside the weights; `num_blocks` overrides both."""
+
+    model: str
+    scheduler_address: str
+    worker_id: str = "worker-0"
+    metrics_port: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    block_size: int = 32
+    num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_one_of("device", self.device, DEVICES)
+        _require_one_of("dtype", self.dtype, DTYPES)
+        _require_one_of("block_size", self.block_size, BLOCK_SIZES)
+        _require_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidConfig(
+                f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
+            )
+        for name in ("max_model_len", "num_blocks", "kv_cache_memory_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _require_at_least(name, value, 1)
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def _require_port(name: str, value: int) -> None:
+    if not 0 <= value <= 65535:
+        raise InvalidConfig(f"{flag_name(name)} must be a port between 0 and 65535, not {value}")
+
+
+def _require_at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise InvalidConfig(f"{flag_name(name)} must be at least {low}, not {value}")
+
+
+def _require_one_of(name: str, value: str | int, accepted: tuple[str, ...] | tuple[int, ...]) -> None:
+    if value not in accepted:
+        names = ", ".join(str(choice) for choice in accepted)
+        raise InvalidConfig(f"{flag_name(name)} must be one of {names}, not {value}")

@@ -1,0 +1,103 @@
+"""The values that scheduler and worker exchange for each step. `wire.py` turns them into protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pageloom.outputs import TokenLogprobs
+from pageloom.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A choice bound to a slot, sent once.
+
+    `token_ids` are all known tokens: the first `num_prompt_tokens` are the prompt, the rest was
+    generated before (a resumed, preempted or re-queued choice). `num_computed_tokens` < len(token_ids)
+    leading tokens already have their KV in `block_ids`. `sampling.seed` and `sampling.max_tokens`
+    are always set. Random numbers are keyed by (sampling.seed, choice_index, absolute position).
+    """
+
+    slot: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+    choice_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """One step's work, as changes to the worker's slots; protos/.../worker.proto gives the semantics.
+
+    A slot runs its chunk if it is in `chunk_slots`; otherwise it runs one token if its last run drew
+    a token and it is not in `held_slots`. A run that reaches the slot's last known token draws the
+    next one. A continuing decode therefore costs nothing in the plan.
+    """
+
+    epoch: int
+    step: int
+    snapshot: bool = False
+    released_slots: tuple[int, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    grown_slots: tuple[int, ...] = ()
+    grown_counts: tuple[int, ...] = ()
+    grown_block_ids: tuple[int, ...] = ()
+    chunk_slots: tuple[int, ...] = ()
+    chunk_lens: tuple[int, ...] = ()
+    held_slots: tuple[int, ...] = ()
+    copy_source_block_ids: tuple[int, ...] = ()
+    copy_target_block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step drew: `token_ids[i]` for `slots[i]`, in no particular order.
+
+    `logprobs` holds an entry for each slot whose sampling asked for them; `failures` a message for
+    each slot whose run failed. A failed slot drew no token.
+    """
+
+    epoch: int
+    step: int
+    slots: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The model a worker runs, as far as scheduler and gateway must know it."""
+
+    name: str
+    digest: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInfo:
+    """What one worker's KV memory holds."""
+
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHello:
+    """How a worker introduces itself when it attaches."""
+
+    worker_id: str
+    boot_id: str
+    model: ModelInfo
+    cache: CacheInfo
+    max_num_seqs: int
+    max_num_batched_tokens: int

@@ -1,0 +1,45 @@
+"""What callers ask of the engine, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageloom.plan import CacheInfo, ModelInfo
+from pageloom.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A prompt and how to go on from it. `resume` maps a choice to the tokens it already has."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    n: int = 1
+    priority: int = 0
+    cache_salt: str = ""
+    resume: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One attached worker."""
+
+    worker_id: str
+    epoch: int
+    cache: CacheInfo
+    num_free_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What the scheduler serves, and how full it is. `model` is None until a worker has attached."""
+
+    version: str
+    model: ModelInfo | None
+    workers: tuple[WorkerInfo, ...]
+    num_running: int
+    num_waiting: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    draining: bool

@@ -1,0 +1,106 @@
+"""How a service process and the parent that started it know of each other.
+
+Parent and child share a socket pair. The child writes one JSON line per event; when either end
+dies, the kernel closes its end and the other sees the end of the stream. So no child outlives its
+parent, not even one killed with SIGKILL, and nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+
+import structlog
+
+from pageloom.errors import StartupError
+
+StatusValue = str | int | float | list[str] | list[int] | None
+
+log = structlog.get_logger()
+
+
+class ParentLink:
+    """The child's end. Without a parent (`status_fd` is None) reports go nowhere."""
+
+    def __init__(self, status_fd: int | None) -> None:
+        self._socket = None if status_fd is None else socket.socket(fileno=status_fd)
+
+    def report(self, event: str, **fields: StatusValue) -> None:
+        """Sends one event. Callable from any thread; a parent that is gone is not an error here."""
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+        except OSError:
+            # The end of the stream tells wait_for_parent_exit the same.
+            return
+
+    async def wait_for_parent_exit(self) -> None:
+        """Returns when the parent has died or closed its end; never, if there is no parent."""
+        if self._socket is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        self._socket.setblocking(False)
+        # The parent sends nothing, so this waits for the end of the stream.
+        while await asyncio.get_running_loop().sock_recv(self._socket, 1):
+            pass
+
+
+async def run_until_stopped(
+    parent: ParentLink, serve: Coroutine[None, None, None], drain: Callable[[], Awaitable[None]]
+) -> None:
+    """Runs `serve`; the first SIGTERM, SIGINT or the parent's death starts `drain`, which makes
+    `serve` return; a second signal cancels it at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    kill = asyncio.Event()
+
+    def on_signal() -> None:
+        (kill if stop.is_set() else stop).set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(serve)
+        watchers = [
+            group.create_task(_set_when(parent.wait_for_parent_exit(), stop)),
+            group.create_task(_drain_when(stop, drain)),
+            group.create_task(_cancel_when(kill, serving)),
+        ]
+        await asyncio.wait([serving])
+        for watcher in watchers:
+            watcher.cancel()
+
+
+async def _set_when(waiting: Awaitable[None], event: asyncio.Event) -> None:
+    await waiting
+    event.set()
+
+
+async def _drain_when(stop: asyncio.Event, drain: Callable[[], Awaitable[None]]) -> None:
+    await stop.wait()
+    await drain()
+
+
+async def _cancel_when(kill: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    await kill.wait()
+    serving.cancel()
+
+
+def run_service(name: str, parent: ParentLink, main: Callable[[], None]) -> None:
+    """Calls a service's main function; a StartupError becomes one line and exit code 1."""
+    try:
+        main()
+    except* StartupError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        parent.report("failed", message=str(error))
+        print(f"pageloom {name}: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except* KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,71 @@
+"""Logs and the metrics port, set up the same way in every service."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import prometheus_client
+import structlog
+
+from pageloom.errors import StartupError
+
+LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logging(service: str, level: str) -> None:
+    """One line per event on stderr: coloured on a terminal, JSON otherwise. The standard library's
+    loggers go through the same pipeline."""
+    interactive = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if interactive else "iso", utc=not interactive),
+        _service_adder(service),
+    ]
+    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer() if interactive else structlog.processors.JSONRenderer()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info if not interactive else _keep,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(LOG_LEVELS[level])
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def start_metrics_server(host: str, port: int) -> None:
+    """Serves /metrics in a thread. Raises StartupError if the port is taken."""
+    try:
+        prometheus_client.start_http_server(port, addr=host)
+    except OSError as error:
+        raise StartupError(f"--metrics-port {port} cannot be opened on {host}: {error.strerror}") from None
+
+
+def _service_adder(service: str) -> structlog.typing.Processor:
+    def add_service(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["service"] = service
+        return event
+
+    return add_service
+
+
+def _keep(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return event
