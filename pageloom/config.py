@@ -14,7 +14,18 @@ from pageloom.errors import InvalidConfig
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 BLOCK_SIZES = (16, 32, 64, 128)
 DEVICES = ("auto", "cpu", "cuda")
-LOG_LEVELS = ("debug", "info", "warning", "error")
+
+# Defaults, shared with the command line.
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+DEFAULT_DRAIN_TIMEOUT_S = 30.0
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_NUM_QUEUED_SEQS = 1024
+DEFAULT_BLOCK_SIZE = 32
+DEFAULT_MEMORY_UTILIZATION = 0.9
+DEFAULT_WORKER_ID = "worker-0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +54,11 @@ class GatewayConfig(ServiceConfig):
     model: str
     served_model_names: tuple[str, ...]
     scheduler_address: str
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
     chat_template: str | None = None
-    drain_timeout_s: float = 30.0
-    max_body_bytes: int = 4 * 1024 * 1024
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)
@@ -57,23 +68,23 @@ class GatewayConfig(ServiceConfig):
 class SchedulerConfig(ServiceConfig):
     """Settings of the scheduler. Port 0 picks a free port."""
 
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
     port: int = 0
+    metrics_host: str = DEFAULT_HOST
     metrics_port: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    max_num_queued_seqs: int = 1024
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    max_num_queued_seqs: int = DEFAULT_MAX_NUM_QUEUED_SEQS
     enable_prefix_caching: bool = True
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_at_least("max_num_queued_seqs", self.max_num_queued_seqs, 1)
-        # Every running sequence may continue in every step, so a step must have room for all.
-        _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+        _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +94,18 @@ class WorkerConfig(ServiceConfig):
 
     model: str
     scheduler_address: str
-    worker_id: str = "worker-0"
+    worker_id: str = DEFAULT_WORKER_ID
+    metrics_host: str = DEFAULT_HOST
     metrics_port: int | None = None
     device: str = "auto"
     dtype: str = "auto"
     max_model_len: int | None = None
-    block_size: int = 32
+    block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    gpu_memory_utilization: float = DEFAULT_MEMORY_UTILIZATION
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +113,7 @@ class WorkerConfig(ServiceConfig):
         _require_one_of("dtype", self.dtype, DTYPES)
         _require_one_of("block_size", self.block_size, BLOCK_SIZES)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
-        _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+        _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidConfig(
                 f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
@@ -124,6 +136,15 @@ def _require_port(name: str, value: int) -> None:
 def _require_at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise InvalidConfig(f"{flag_name(name)} must be at least {low}, not {value}")
+
+
+def _require_room_for_decodes(max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    # Every running sequence may continue in every step, so a step must have room for all.
+    if max_num_batched_tokens < max_num_seqs:
+        raise InvalidConfig(
+            f"--max-num-batched-tokens must be at least --max-num-seqs, which is {max_num_seqs}, "
+            f"not {max_num_batched_tokens}"
+        )
 
 
 def _require_one_of(name: str, value: str | int, accepted: tuple[str, ...] | tuple[int, ...]) -> None:

@@ -32,7 +32,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default=NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False

@@ -14,13 +14,9 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 
-import structlog
-
 from pageloom.errors import StartupError
 
 StatusValue = str | int | float | list[str] | list[int] | None
-
-log = structlog.get_logger()
 
 
 class ParentLink:
@@ -29,15 +25,16 @@ class ParentLink:
     def __init__(self, status_fd: int | None) -> None:
         self._socket = None if status_fd is None else socket.socket(fileno=status_fd)
 
-    def report(self, event: str, **fields: StatusValue) -> None:
-        """Sends one event. Callable from any thread; a parent that is gone is not an error here."""
+    def report(self, event: str, **fields: StatusValue) -> bool:
+        """Sends one event, from any thread; whether there is a parent that got it."""
         if self._socket is None:
-            return
+            return False
         try:
             self._socket.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
         except OSError:
             # The end of the stream tells wait_for_parent_exit the same.
-            return
+            return False
+        return True
 
     async def wait_for_parent_exit(self) -> None:
         """Returns when the parent has died or closed its end; never, if there is no parent."""
@@ -53,11 +50,10 @@ class ParentLink:
 async def run_until_stopped(
     parent: ParentLink, serve: Coroutine[None, None, None], drain: Callable[[], Awaitable[None]]
 ) -> None:
-    """Runs `serve`; the first SIGTERM, SIGINT or the parent's death starts `drain`, which makes
-    `serve` return; a second signal cancels it at once."""
+    """Runs `serve` to its end. The first SIGTERM or SIGINT calls `drain`, which makes `serve` return
+    once its work is done; a second one, or the parent's death, cancels `serve` at once."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    kill = asyncio.Event()
+    stop, kill = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         (kill if stop.is_set() else stop).set()
@@ -67,27 +63,22 @@ async def run_until_stopped(
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(serve)
         watchers = [
-            group.create_task(_set_when(parent.wait_for_parent_exit(), stop)),
-            group.create_task(_drain_when(stop, drain)),
-            group.create_task(_cancel_when(kill, serving)),
+            group.create_task(_after(stop.wait(), drain)),
+            group.create_task(_cancel_after(kill.wait(), serving)),
+            group.create_task(_cancel_after(parent.wait_for_parent_exit(), serving)),
         ]
         await asyncio.wait([serving])
         for watcher in watchers:
             watcher.cancel()
 
 
-async def _set_when(waiting: Awaitable[None], event: asyncio.Event) -> None:
+async def _after(waiting: Awaitable[object], action: Callable[[], Awaitable[None]]) -> None:
     await waiting
-    event.set()
+    await action()
 
 
-async def _drain_when(stop: asyncio.Event, drain: Callable[[], Awaitable[None]]) -> None:
-    await stop.wait()
-    await drain()
-
-
-async def _cancel_when(kill: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    await kill.wait()
+async def _cancel_after(waiting: Awaitable[object], serving: asyncio.Task[None]) -> None:
+    await waiting
     serving.cancel()
 
 
@@ -99,8 +90,9 @@ def run_service(name: str, parent: ParentLink, main: Callable[[], None]) -> None
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        parent.report("failed", message=str(error))
-        print(f"pageloom {name}: {error}", file=sys.stderr, flush=True)
+        # A parent says it in its own words; without one this line is all there is.
+        if not parent.report("failed", message=str(error)):
+            print(f"pageloom {name}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     except* KeyboardInterrupt:
         sys.exit(130)

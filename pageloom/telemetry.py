@@ -24,7 +24,9 @@ def configure_logging(service: str, level: str) -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if interactive else "iso", utc=not interactive),
         _service_adder(service),
     ]
-    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer() if interactive else structlog.processors.JSONRenderer()
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if interactive:
+        renderer = structlog.dev.ConsoleRenderer()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -9,8 +9,9 @@ from torch import Tensor
 class AttentionBatch:
     """One step's sequences: the `num_decodes` with a single query token first, then the extends.
 
-    A value: no tensor may be written after construction, because implementations keep what they derive from it for
-    the layers that follow. For the same reason two batches are equal only if they are the same object.
+    A value: its tensors must not be written while it is in use, because implementations keep what they derive from it
+    for the layers that follow. So two batches are equal only if they are the same object, and a batch whose buffers a
+    CUDA graph rewrites between replays must be constructed inside that graph's capture.
     """
 
     block_tables: Tensor  # [seqs, max_blocks] int32; beyond a sequence's blocks: any valid block id

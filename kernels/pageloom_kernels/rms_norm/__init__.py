@@ -1,10 +1,22 @@
-"""RMSNorm with the residual addition that precedes it."""
+"""RMSNorm with the residual addition that precedes it in every layer."""
 
-import torch
 from torch import Tensor
+
+from pageloom_kernels.dispatch import operators
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    summed = x if residual is None else x + residual
-    upcast = summed.float()
-    return weight * (upcast * torch.rsqrt(upcast.square().mean(-1, keepdim=True) + eps)).to(x.dtype), summed
+    """Normalize `x + residual` and return it with the sum, which is the next residual.
+
+    `x` and `residual` are [tokens, hidden], `weight` is [hidden]. The sum is rounded to the model's dtype, statistics
+    are fp32, and the normalized value is rounded before the weight scales it, as transformers' LlamaRMSNorm does.
+    Without a residual the second result is `x` itself.
+
+    Raises:
+        ValueError: `weight` or `residual` does not fit `x`.
+    """
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must have shape {tuple(x.shape[-1:])} to scale x, got {tuple(weight.shape)}")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(residual.shape)}")
+    return operators(x.device).rms_norm(x, weight, eps=eps, residual=residual)

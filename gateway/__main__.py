@@ -1,0 +1,43 @@
+"""`python -m gateway '<GatewayConfig as JSON>'`: load the model's text side, serve HTTP, drain on a signal."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvloop
+
+from gateway.app import create_app
+from gateway.lifecycle import Lifecycle
+from gateway.served_model import ServedModel, load_served_model
+from gateway.server import HttpServer, bind, url_of
+from pageloom.client import EngineClient
+from pageloom.config import GatewayConfig
+from pageloom.supervision import ParentLink, run_service, run_until_stopped
+from pageloom.telemetry import configure_logging
+
+
+def main(config: GatewayConfig, parent: ParentLink) -> None:
+    # Before the model, so that a port in use is known at once.
+    bound = bind(config.host, config.port)
+    model = load_served_model(config)
+    uvloop.run(_serve(config, parent, bound, model))
+
+
+async def _serve(config: GatewayConfig, parent: ParentLink, bound: socket.socket, model: ServedModel) -> None:
+    lifecycle = Lifecycle()
+    app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
+    server = HttpServer(app, on_listening=lambda: parent.report("ready", url=url_of(bound)))
+
+    async def drain() -> None:
+        await lifecycle.drain(config.drain_timeout_s)
+        server.should_exit = True
+
+    await run_until_stopped(parent, server.serve(sockets=[bound]), drain)
+
+
+if __name__ == "__main__":
+    service_config = GatewayConfig.from_json(sys.argv[1])
+    configure_logging("gateway", service_config.log_level)
+    link = ParentLink(service_config.status_fd)
+    run_service("gateway", link, lambda: main(service_config, link))

@@ -1,0 +1,65 @@
+"""Composition of the gateway: the parts, the routes, the error handlers, and the watch over the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from gateway.engine_state import EngineState
+from gateway.errors import install_error_handlers
+from gateway.lifecycle import Lifecycle
+from gateway.metrics import GatewayMetrics
+from gateway.middleware import RequestMiddleware
+from gateway.routes import chat, completions, models, ops, tokenize
+from gateway.runtime import Gateway
+from gateway.served_model import ServedModel
+from pageloom import __version__
+from pageloom.client import EngineClient
+from pageloom.config import GatewayConfig
+
+# Templates and tokenizers release the GIL only in part, so more threads would not help.
+NUM_TEXT_THREADS = 2
+
+
+def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, lifecycle: Lifecycle) -> FastAPI:
+    """The ASGI application. Its lifespan owns the client's connection and the watch over the engine."""
+    app = FastAPI(
+        title="Pageloom",
+        version=__version__,
+        lifespan=_lifespan,
+        # The documentation pages would load scripts from elsewhere; /openapi.json stays.
+        docs_url=None,
+        redoc_url=None,
+        # A redirect loses the body of a POST.
+        redirect_slashes=False,
+    )
+    metrics = GatewayMetrics(model.names[0])
+    metrics.generations_running.set_function(lambda: lifecycle.num_running)
+    app.state.gateway = Gateway(
+        config=config,
+        client=client,
+        model=model,
+        engine=EngineState(client),
+        lifecycle=lifecycle,
+        metrics=metrics,
+        threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
+    )
+    app.add_middleware(RequestMiddleware, metrics=metrics)
+    install_error_handlers(app)
+    for routes in (chat, completions, models, tokenize, ops):
+        app.include_router(routes.router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    gateway: Gateway = app.state.gateway
+    async with gateway.client, asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(gateway.engine.watch())
+        yield
+        watch.cancel()
+    gateway.threads.shutdown(wait=False, cancel_futures=True)

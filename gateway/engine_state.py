@@ -1,0 +1,74 @@
+"""What the gateway knows of the engine, kept current by the scheduler's push: nothing polls."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import structlog
+
+from pageloom.client import EngineClient
+from pageloom.errors import PageloomError, Unavailable
+from pageloom.plan import ModelInfo
+from pageloom.requests import EngineInfo
+
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
+_log = structlog.get_logger(__name__)
+
+
+class EngineState:
+    """`watch` is the only writer; requests read."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._info: EngineInfo | None = None
+        self._obstacle: str | None = "the scheduler has not been reached yet"
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no request can be served now; None if they can."""
+        return self._obstacle
+
+    @property
+    def last_known_model(self) -> ModelInfo | None:
+        """The model, also while it cannot be used."""
+        return None if self._info is None else self._info.model
+
+    def require_model(self) -> ModelInfo:
+        """The model that serves. Raises Unavailable."""
+        model = self.last_known_model
+        if self._obstacle is not None or model is None:
+            raise Unavailable(self._obstacle or "the scheduler serves no model")
+        return model
+
+    async def watch(self) -> None:
+        """Follows the engine for ever; reconnects with jittered, growing pauses."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                async with aclosing(self._client.watch_serving()) as changes:
+                    async for serving in changes:
+                        await self._update(serving)
+                        backoff_s = FIRST_BACKOFF_S
+                reason = "it ended the watch"
+            except PageloomError as error:
+                reason = error.message
+            self._set_obstacle("the scheduler cannot be reached", reason=reason)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    async def _update(self, serving: bool) -> None:
+        self._info = await self._client.info()
+        if self._info.draining:
+            self._set_obstacle("the scheduler is shutting down")
+        elif not serving or not self._info.workers or self._info.model is None:
+            self._set_obstacle("no worker is attached to the scheduler")
+        else:
+            self._obstacle = None
+            _log.info("engine serves", model=self._info.model.name, workers=len(self._info.workers))
+
+    def _set_obstacle(self, obstacle: str, **facts: str) -> None:
+        if obstacle != self._obstacle:
+            _log.warning("engine does not serve", because=obstacle, **facts)
+        self._obstacle = obstacle

@@ -1,0 +1,161 @@
+"""Every error -> HTTP status and OpenAI's error body. The only place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.schemas import ACCEPTED_TYPES
+from pageloom.errors import (
+    DeadlineExceeded,
+    DuplicateRequest,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PageloomError,
+    RequestError,
+    Unavailable,
+)
+
+RETRY_AFTER_S = 1
+SERVER_ERROR, REQUEST_ERROR = "server_error", "invalid_request_error"
+
+# The most specific class comes first: lookups take the first match.
+_STATUS: tuple[tuple[type[PageloomError], int], ...] = (
+    (InvalidRequest, 400),
+    (ModelNotFound, 404),
+    (DuplicateRequest, 409),
+    (Overloaded, 503),
+    (Unavailable, 503),
+    (DeadlineExceeded, 504),
+)
+_HTTP_CODES = {
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    414: "uri_too_long",
+    415: "unsupported_media_type",
+    431: "headers_too_large",
+}
+# How pydantic names the scalar members of a union in an error's location.
+_UNION_MEMBERS = frozenset({"str", "int", "float", "bool"})
+_TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
+
+
+class ShuttingDown(Unavailable):
+    """The gateway drains."""
+
+    code = "server_shutting_down"
+
+
+class ClientDisconnected(Exception):
+    """Nobody is left to answer."""
+
+
+def error_body(error: PageloomError) -> dict[str, dict[str, str | None]]:
+    kind = REQUEST_ERROR if isinstance(error, RequestError) else SERVER_ERROR
+    return _envelope(error.message, kind=kind, param=error.param, code=error.code)
+
+
+def error_response(error: PageloomError) -> Response:
+    status = next((status for error_type, status in _STATUS if isinstance(error, error_type)), 500)
+    headers = {}
+    if status in (429, 503):
+        headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
+    return _json(status, error_body(error), headers)
+
+
+def internal_error_response() -> Response:
+    """For an exception that nobody expected; what it says is for the log, not for the caller."""
+    return _json(500, _envelope("internal error", kind=SERVER_ERROR, param=None, code="internal_error"))
+
+
+def http_error_response(status: int, message: str, *, code: str | None = None) -> Response:
+    return _json(status, _envelope(message, kind=REQUEST_ERROR, param=None, code=code or _HTTP_CODES.get(status)))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(PageloomError, _on_pageloom_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+
+
+async def _on_pageloom_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, PageloomError)
+    return error_response(error)
+
+
+async def _on_validation_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(invalid_request(error.errors()))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message, code = str(error.detail), None
+    if isinstance(error, BodyError):
+        code = error.code
+    elif error.status_code == 404:
+        message = f"unknown request URL: {request.method} {request.scope['path']}"
+    elif error.status_code == 405:
+        message = f"{request.scope['path']} does not take {request.method}"
+    response = http_error_response(error.status_code, message, code=code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+class BodyError(HTTPException):
+    """The request's body cannot be taken; `code` is the machine-readable code of the error body.
+
+    An HTTPException, because FastAPI replaces any other that is raised while it reads a body.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, close: bool = False) -> None:
+        super().__init__(status, message, headers={"connection": "close"} if close else None)
+        self.code = code
+
+
+def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """Says what is wrong with the first wrong field. `errors` are pydantic's: several for one field if
+    it takes several types."""
+    loc, kind, message = errors[0]["loc"], errors[0]["type"], str(errors[0]["msg"])
+    if len(loc) <= 1:
+        return InvalidRequest("the request body must be a JSON object")
+    field = _path(loc)
+    if kind == "missing":
+        return InvalidRequest(f"{field} is required", param=field)
+    accepted = ACCEPTED_TYPES.get(field.rpartition(".")[2]) or ACCEPTED_TYPES.get(str(loc[1]))
+    if accepted is not None and kind in _TYPE_ERRORS:
+        return InvalidRequest(f"{field} must be {accepted}", param=field)
+    if message.startswith("Input "):
+        return InvalidRequest(field + message.removeprefix("Input"), param=field)
+    return InvalidRequest(f"{field}: {message}", param=field)
+
+
+def _path(loc: Sequence[str | int]) -> str:
+    """("body", "messages", 0, "content", "list[ContentPart]", 1) -> "messages[0].content"."""
+    path = ""
+    for part in loc[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in _UNION_MEMBERS:
+            path += f".{part}" if path else part
+        else:
+            # From here on the location is inside one member of a union.
+            break
+    return path
+
+
+def _envelope(message: str, *, kind: str, param: str | None, code: str | None) -> dict[str, dict[str, str | None]]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _json(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers=headers, media_type="application/json")

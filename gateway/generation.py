@@ -1,0 +1,147 @@
+"""One HTTP request at the engine: a call per prompt, their events merged into one bounded queue of deltas.
+Leaving it cancels the calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Self
+
+from gateway.choice import Choice, ChoiceDelta
+from gateway.metrics import RequestObserver
+from gateway.translate import Job
+from pageloom.client import EngineClient
+from pageloom.detokenizer import StopStrings
+from pageloom.errors import EngineError, ServiceError
+from pageloom.outputs import ChoiceFinished, GenerateEvent
+from pageloom.requests import GenerateRequest
+from pageloom.tokenizer import Tokenizer
+
+# A reader that is slower than the engine makes the queue fill, then gRPC's window, then the
+# scheduler's outbox, which joins tokens.
+MAX_QUEUED_DELTAS = 256
+# A choice that a stop string ended is cancelled at the engine, which says goodbye after its step.
+GOODBYE_S = 1.0
+
+
+class _PromptDone:
+    """A prompt's last queue item."""
+
+
+_PROMPT_DONE = _PromptDone()
+
+
+class Generation:
+    """Use as async context manager; read with `next_deltas` until it returns None."""
+
+    def __init__(
+        self, client: EngineClient, request_id: str, job: Job, tokenizer: Tokenizer, observer: RequestObserver
+    ) -> None:
+        self._client = client
+        self._request_id = request_id
+        self._job = job
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._stops = StopStrings(job.stop)
+        self._queue: asyncio.Queue[ChoiceDelta | _PromptDone | Exception] = asyncio.Queue(MAX_QUEUED_DELTAS)
+        self._prompts_left = len(job.prompts)
+        self._failure: Exception | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.num_completion_tokens = 0
+        self.num_cached_tokens = 0
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._run(index)) for index in range(len(self._job.prompts))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def next_deltas(self) -> list[ChoiceDelta] | None:
+        """What has come since the last call, waiting for at least one; None when all choices have ended.
+
+        Cancellation loses nothing. Raises what the engine's calls raise.
+        """
+        deltas: list[ChoiceDelta] = []
+        while self._prompts_left and not deltas:
+            if self._failure is not None:
+                raise self._failure
+            self._sort_in(await self._queue.get(), deltas)
+            while self._failure is None and not self._queue.empty():
+                self._sort_in(self._queue.get_nowait(), deltas)
+        return deltas or None
+
+    def _sort_in(self, item: ChoiceDelta | _PromptDone | Exception, deltas: list[ChoiceDelta]) -> None:
+        if isinstance(item, ChoiceDelta):
+            self.num_completion_tokens += item.num_tokens
+            self._observer.on_delta(item)
+            deltas.append(item)
+        elif isinstance(item, _PromptDone):
+            self._prompts_left -= 1
+        else:
+            # Raised at the next call: what came before it is delivered first.
+            self._failure = item
+
+    async def _run(self, prompt_index: int) -> None:
+        try:
+            await self._relay(prompt_index)
+        except Exception as error:
+            await self._queue.put(error)
+        else:
+            await self._queue.put(_PROMPT_DONE)
+
+    async def _relay(self, prompt_index: int) -> None:
+        job, prompt = self._job, self._job.prompts[prompt_index]
+        request_id = f"{self._request_id}-{prompt_index}"
+        request = GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            sampling=prompt.sampling,
+            n=job.n,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        first = prompt_index * job.n
+        choices = [Choice(first + i, prompt_index, job, self._tokenizer, self._stops) for i in range(job.n)]
+        cached: list[int] = []
+        async with aclosing(self._client.generate(request)) as events:
+            async for event in events:
+                await self._take(event, choices, request_id, cached)
+                if all(choice.finished for choice in choices):
+                    break
+            if len(cached) < job.n:
+                await _goodbyes(events, cached)
+        if not all(choice.finished for choice in choices):
+            raise EngineError("the engine ended the stream too early")
+        # Later choices find what the first one computed; the request itself found the least of them.
+        self.num_cached_tokens += min(cached, default=0)
+
+    async def _take(self, event: GenerateEvent, choices: list[Choice], request_id: str, cached: list[int]) -> None:
+        choice = choices[event.choice_index]
+        if isinstance(event, ChoiceFinished):
+            cached.append(event.num_cached_tokens)
+            delta = choice.finish(event)
+        else:
+            delta = choice.take(event)
+        if delta is None:
+            return
+        await self._queue.put(delta)
+        if delta.finish is not None and not isinstance(event, ChoiceFinished):
+            # A stop string ended it; if the engine is gone, its stream says so.
+            with suppress(ServiceError):
+                await self._client.cancel(request_id, (event.choice_index,))
+
+
+async def _goodbyes(events: AsyncGenerator[GenerateEvent, None], cached: list[int]) -> None:
+    """Collects what only an engine-side end tells: how much of the prompt was cached."""
+    with suppress(TimeoutError, ServiceError):
+        async with asyncio.timeout(GOODBYE_S):
+            async for event in events:
+                if isinstance(event, ChoiceFinished):
+                    cached.append(event.num_cached_tokens)

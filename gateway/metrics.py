@@ -1,0 +1,121 @@
+"""What the gateway can measure: requests, tokens and the times a client feels. vLLM's names under our prefix."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from gateway.choice import ChoiceDelta
+from gateway.errors import ClientDisconnected
+from pageloom import __version__
+
+TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+ITL_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5)
+E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+class GatewayMetrics:
+    """One registry per gateway, so that several can live in one process."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._build_info(model_name)
+        self.http_requests = Counter(
+            "pageloom_http_requests", "HTTP requests by route and status.", ("method", "route", "status"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.generations_running = self._gauge(
+            "num_generations_running", "Generations that the gateway is serving.", model_name
+        )
+        self._success = Counter(
+            "pageloom_request_success", "Choices that ended, by reason.", ("model_name", "finished_reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.success = {
+            reason: self._success.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")
+        }
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.", model_name)
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "From the request to its first token.", TTFT_BUCKETS_S, model_name
+        )
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "Between the tokens of a choice.", ITL_BUCKETS_S, model_name
+        )
+        self.e2e = self._histogram(
+            "e2e_request_latency_seconds", "From the request to its end.", E2E_BUCKETS_S, model_name
+        )
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _build_info(self, model_name: str) -> None:
+        gauge = Gauge("pageloom_build_info", "Always 1.", ("version", "service", "model_name"), registry=self.registry)
+        gauge.labels(__version__, "gateway", model_name).set(1)
+
+    def _counter(self, name: str, text: str, model_name: str) -> Counter:
+        return Counter(f"pageloom_{name}", text, ("model_name",), registry=self.registry).labels(model_name)
+
+    def _gauge(self, name: str, text: str, model_name: str) -> Gauge:
+        return Gauge(f"pageloom_{name}", text, ("model_name",), registry=self.registry).labels(model_name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], model_name: str) -> Histogram:
+        histogram = Histogram(f"pageloom_{name}", text, ("model_name",), buckets=buckets, registry=self.registry)
+        return histogram.labels(model_name)
+
+
+class RequestObserver:
+    """Times one generation. Its fields are what the access log shows."""
+
+    def __init__(self, metrics: GatewayMetrics, started_s: float, num_prompt_tokens: int, num_choices: int) -> None:
+        self._metrics = metrics
+        self._started_s = started_s
+        self._last_token_s: dict[int, float] = {}
+        self._choices_left = num_choices
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_completion_tokens = 0
+        self.ttft_s: float | None = None
+        self.finish: str | None = None
+        metrics.prompt_tokens.inc(num_prompt_tokens)
+
+    def on_delta(self, delta: ChoiceDelta) -> None:
+        if delta.num_tokens:
+            self._on_tokens(delta)
+        if delta.finish is not None:
+            self._choices_left -= 1
+            self.finish = delta.finish
+            self._metrics.success[delta.finish].inc()
+
+    def on_end(self, error: BaseException | None) -> None:
+        """`error` is what ended the generation early."""
+        self._metrics.e2e.observe(time.monotonic() - self._started_s)
+        if error is not None:
+            self.finish = "abort" if isinstance(error, ClientDisconnected) else "error"
+            self._metrics.success[self.finish].inc(self._choices_left)
+
+    def _on_tokens(self, delta: ChoiceDelta) -> None:
+        now_s = time.monotonic()
+        self.num_completion_tokens += delta.num_tokens
+        self._metrics.generation_tokens.inc(delta.num_tokens)
+        if self.ttft_s is None:
+            self.ttft_s = now_s - self._started_s
+            self._metrics.ttft.observe(self.ttft_s)
+        last_s = self._last_token_s.get(delta.index)
+        if last_s is not None:
+            # Tokens that came joined share the time since the last ones.
+            self._metrics.itl.observe((now_s - last_s) / delta.num_tokens)
+        self._last_token_s[delta.index] = now_s

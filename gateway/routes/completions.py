@@ -1,0 +1,63 @@
+"""POST /v1/completions. Choices are numbered prompt by prompt: prompt * n + choice."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.json_body import JsonRoute
+from gateway.logprobs import completion_logprobs
+from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
+from gateway.sse import ChunkFrame, CompletionChunkEncoder
+from gateway.stream import EventStreamResponse
+from gateway.translate import Job, translate_completion
+from gateway.whole_answer import collect
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/completions", response_model=CompletionResponse, responses=STREAMED | ERRORS)
+async def create_completion(body: CompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
+    gateway.model.require_name(body.model)
+    gateway.lifecycle.require_accepting()
+    job = await gateway.in_thread(translate_completion, body, gateway.model, gateway.engine.require_model())
+    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    if body.stream:
+        return _stream(gateway, job, answer_id, body)
+    return await _whole(gateway, job, answer_id, body, request)
+
+
+def _stream(gateway: Gateway, job: Job, answer_id: str, body: CompletionRequest) -> Response:
+    frame = ChunkFrame(body, answer_id, "text_completion")
+    echoes = {index: job.prompts[index // job.n].echo for index in range(job.num_choices)}
+    encoder = CompletionChunkEncoder(frame, gateway.model.tokenizer, with_logprobs=job.with_logprobs, echoes=echoes)
+    return EventStreamResponse(gateway, job, answer_id, encoder)
+
+
+async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionRequest, request: Request) -> Response:
+    async with generating(gateway, request.scope, request.receive, answer_id, job) as generation:
+        answers = await collect(generation, job)
+    tokenizer = gateway.model.tokenizer
+    answer = CompletionResponse(
+        id=answer_id,
+        created=int(time.time()),
+        model=body.model,
+        choices=[
+            CompletionChoice(
+                index=index,
+                text=job.prompts[index // job.n].echo + answer.text,
+                logprobs=completion_logprobs(answer.scored, tokenizer) if job.with_logprobs else None,
+                finish_reason=answer.finish,
+                stop_reason=answer.stop_reason,
+            )
+            for index, answer in enumerate(answers)
+        ],
+        usage=usage_of(job, generation),
+    )
+    return Response(orjson.dumps(answer.model_dump()), media_type="application/json")

@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from gateway.json_body import JsonRoute
+from gateway.routes.documentation import ERRORS
+from gateway.runtime import GatewayDependency
+from gateway.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from gateway.served_model import ServedModel
+from gateway.translate import encode, refuse_unsupported, render_messages
+from pageloom.errors import InvalidRequest
+from pageloom.plan import ModelInfo
+from pageloom.sampling_params import check_token_ids
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/tokenize", responses=ERRORS)
+async def tokenize(body: TokenizeRequest, gateway: GatewayDependency) -> TokenizeResponse:
+    return await gateway.in_thread(_tokenize, body, gateway.model, gateway.engine.last_known_model)
+
+
+@router.post("/detokenize", responses=ERRORS)
+async def detokenize(body: DetokenizeRequest, gateway: GatewayDependency) -> DetokenizeResponse:
+    if body.model is not None:
+        gateway.model.require_name(body.model)
+    info = gateway.engine.last_known_model
+    tokenizer = gateway.model.tokenizer
+    check_token_ids("tokens", body.tokens, tokenizer.vocab_size if info is None else info.vocab_size)
+    text = await gateway.in_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return DetokenizeResponse(prompt=text)
+
+
+def _tokenize(body: TokenizeRequest, model: ServedModel, info: ModelInfo | None) -> TokenizeResponse:
+    if body.model is not None:
+        model.require_name(body.model)
+    refuse_unsupported(body)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        # A prompt is framed unless told otherwise; a chat template frames its messages itself.
+        text, framed, param = body.prompt, body.add_special_tokens is not False, "prompt"
+    else:
+        text, framed, param = render_messages(body, model), bool(body.add_special_tokens), "messages"
+    token_ids = encode(text, model, info, param, add_special_tokens=framed)
+    return TokenizeResponse(
+        count=len(token_ids),
+        max_model_len=None if info is None else info.max_model_len,
+        tokens=token_ids,
+        token_strs=[model.tokenizer.token(token_id) for token_id in token_ids] if body.return_token_strs else None,
+    )

@@ -1,0 +1,85 @@
+"""The parts of a running gateway, and how a request uses them together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ParamSpec, TypeVar
+
+from fastapi import Depends, Request
+from starlette.types import Receive, Scope
+
+from gateway.engine_state import EngineState
+from gateway.generation import Generation
+from gateway.lifecycle import Lifecycle
+from gateway.metrics import GatewayMetrics, RequestObserver
+from gateway.middleware import record_of
+from gateway.schemas import PromptTokensDetails, Usage
+from gateway.served_model import ServedModel
+from gateway.translate import Job
+from pageloom.client import EngineClient
+from pageloom.config import GatewayConfig
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """Made once, in `app.py`."""
+
+    config: GatewayConfig
+    client: EngineClient
+    model: ServedModel
+    engine: EngineState
+    lifecycle: Lifecycle
+    metrics: GatewayMetrics
+    threads: Executor
+
+    async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """For text work that would hold up the event loop."""
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+
+async def _gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+GatewayDependency = Annotated[Gateway, Depends(_gateway_of)]
+
+
+@asynccontextmanager
+async def generating(
+    gateway: Gateway, scope: Scope, receive: Receive, answer_id: str, job: Job
+) -> AsyncGenerator[Generation]:
+    """Runs a job at the engine for as long as the body lasts, the client stays and the server may run.
+
+    Raises ClientDisconnected or ShuttingDown when one of those ends it.
+    """
+    record = record_of(scope)
+    observer = RequestObserver(gateway.metrics, record.started_s, job.num_prompt_tokens, job.num_choices)
+    record.observer = observer
+    try:
+        async with gateway.lifecycle.running(receive):
+            async with Generation(gateway.client, answer_id, job, gateway.model.tokenizer, observer) as generation:
+                yield generation
+    except BaseException as error:
+        observer.on_end(error)
+        raise
+    observer.on_end(None)
+
+
+def usage_of(job: Job, generation: Generation) -> Usage:
+    """The tokens so far."""
+    return Usage(
+        prompt_tokens=job.num_prompt_tokens,
+        completion_tokens=generation.num_completion_tokens,
+        total_tokens=job.num_prompt_tokens + generation.num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=generation.num_cached_tokens),
+    )

@@ -1,0 +1,256 @@
+"""The OpenAI request and response shapes, with vLLM's extra request fields. Types and sizes only; what
+values mean is decided in `translate.py`, and ranges of sampling parameters in `SamplingParams`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_MESSAGES = 2048
+MAX_PROMPTS = 256
+MAX_CHOICES = 128
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
+MAX_TOP_LOGPROBS = 20
+MAX_CACHE_SALT_CHARS = 128
+
+# What fields that take several types accept, for error messages.
+ACCEPTED_TYPES: Mapping[str, str] = {
+    "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
+    "stop": "a string or a list of strings",
+    "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
+    "tool_choice": "a string or an object",
+    "arguments": "a JSON object as a string",
+    "chat_template_kwargs": "a string, a number, a boolean or null",
+}
+
+# fail_fast: a list of a million wrong items must not become a million errors.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class RequestModel(BaseModel):
+    """Strict: "5" and true are not numbers. Unknown fields are kept aside in `model_extra`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(RequestModel):
+    """What chat and text completions have in common. null means the default everywhere."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    user: str | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: (
+        str
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class ContentPart(RequestModel):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(RequestModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestModel):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(RequestModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class TemplateOptions(RequestModel):
+    """How messages become a prompt."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+
+
+class ChatCompletionRequest(GenerationRequest, TemplateOptions):
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class TokenizeRequest(RequestModel):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    model: str | None = None
+    tokens: TokenIds
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatTokenLogprob]
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+
+
+class ChatCompletionResponse(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+
+
+class CompletionResponse(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["pageloom"] = "pageloom"
+    root: str
+    parent: None = None
+    max_model_len: int | None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeResponse(BaseModel):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every answer with a status of 400 or more."""
+
+    error: ErrorDetail

@@ -1,0 +1,76 @@
+"""What the gateway itself knows of the model: its names, text processing and sampling defaults."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from pageloom.chat_template import ChatTemplate, load_chat_template
+from pageloom.config import GatewayConfig
+from pageloom.errors import InvalidRequest, ModelLoadError, ModelNotFound
+from pageloom.model_files import locate_model
+from pageloom.sampling_params import SamplingParams
+from pageloom.tokenizer import Tokenizer, load_tokenizer, read_json_object
+
+# generation_config.json's name -> ours.
+_DEFAULT_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """`names` are what requests may call it, the first being the one that is listed. `defaults` hold
+    for what a request leaves out; they come from the model's generation_config.json."""
+
+    names: tuple[str, ...]
+    root: str
+    created: int
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    defaults: SamplingParams
+
+    def require_name(self, name: str) -> None:
+        """Raises ModelNotFound unless the model goes by this name."""
+        if name not in self.names:
+            raise ModelNotFound(
+                f"the model {name!r} does not exist; served is {', '.join(map(repr, self.names))}", param="model"
+            )
+
+
+def load_served_model(config: GatewayConfig) -> ServedModel:
+    """Reads tokenizer, template and defaults. Raises ModelLoadError or InvalidConfig."""
+    files = locate_model(config.model)
+    tokenizer = load_tokenizer(files)
+    found = {} if files.is_gguf else read_json_object(files.path / "generation_config.json")
+    return ServedModel(
+        names=config.served_model_names or (files.name,),
+        root=files.name,
+        created=int(time.time()),
+        tokenizer=tokenizer,
+        chat_template=load_chat_template(tokenizer, config.chat_template),
+        defaults=_sampling_defaults(found),
+    )
+
+
+def _sampling_defaults(generation_config: Mapping[str, object]) -> SamplingParams:
+    values = {
+        ours: generation_config[theirs]
+        for theirs, ours in _DEFAULT_NAMES.items()
+        if generation_config.get(theirs) is not None
+    }
+    if values:
+        _log.info("sampling defaults from generation_config.json; values in a request win", **values)
+    try:
+        return SamplingParams(**values)  # type: ignore[arg-type]
+    except (InvalidRequest, TypeError) as error:
+        raise ModelLoadError(f"the model's generation_config.json is not valid: {error}") from None

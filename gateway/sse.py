@@ -1,0 +1,125 @@
+"""Deltas -> server-sent events in OpenAI's chunk shapes. Pure. What all chunks of an answer share is encoded once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import orjson
+from pydantic import BaseModel
+
+from gateway.choice import ChoiceDelta
+from gateway.logprobs import chat_logprobs, completion_logprobs
+from gateway.schemas import GenerationRequest, StreamOptions, Usage
+from pageloom.tokenizer import Tokenizer
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+_NULL = b"null"
+
+
+def error_event(body: Mapping[str, object]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class ChunkFrame:
+    """What surrounds the choices of each chunk. With `include_usage` every chunk has the key `usage`:
+    null, or the running total if it is `continuous`."""
+
+    __slots__ = ("_continuous", "_head", "include_usage")
+
+    def __init__(self, body: GenerationRequest, answer_id: str, kind: str) -> None:
+        options = body.stream_options or StreamOptions()
+        shared = {"id": answer_id, "object": kind, "created": int(time.time()), "model": body.model}
+        self._head = b"data: " + orjson.dumps(shared)[:-1] + b',"choices":['
+        self._continuous = bool(options.continuous_usage_stats)
+        self.include_usage = bool(options.include_usage)
+
+    def chunk(self, choice: bytes, usage: Usage | None = None) -> bytes:
+        """`usage` is the running total."""
+        if not self.include_usage:
+            return self._head + choice + b"]}\n\n"
+        shown = orjson.dumps(usage.model_dump()) if usage is not None and self._continuous else _NULL
+        return self._head + choice + b'],"usage":' + shown + b"}\n\n"
+
+    def end(self, usage: Usage) -> bytes:
+        """The usage chunk, if it was asked for, and the end mark."""
+        if not self.include_usage:
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(usage.model_dump()) + b"}\n\n" + DONE
+
+
+class ChunkEncoder(Protocol):
+    """Deltas of one answer -> events. Empty if there is nothing to say yet."""
+
+    frame: ChunkFrame
+
+    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes: ...
+
+
+class ChatChunkEncoder:
+    """The role comes once per choice, before its text; the finish reason in a last chunk of its own."""
+
+    def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self.frame = frame
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self._begun: set[int] = set()
+
+    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+        events = b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            events = self._chunk(delta.index, b'{"role":"assistant","content":""}', usage)
+        if delta.text or delta.scored:
+            logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
+            events += self._chunk(delta.index, b'{"content":' + orjson.dumps(delta.text) + b"}", usage, logprobs)
+        if delta.finish is not None:
+            events += self._chunk(delta.index, b"{}", usage, finish=_finish(delta))
+        return events
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        usage: Usage | None,
+        logprobs: bytes = _NULL,
+        finish: bytes = b'"finish_reason":null',
+    ) -> bytes:
+        return self.frame.chunk(b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish), usage)
+
+
+class CompletionChunkEncoder:
+    """`echoes` holds, per choice, the text to send before the choice's own."""
+
+    def __init__(
+        self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool, echoes: Mapping[int, str]
+    ) -> None:
+        self.frame = frame
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self._echoes = dict(echoes)
+
+    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+        text = self._echoes.pop(delta.index, "") + delta.text
+        if not text and not delta.scored and delta.finish is None:
+            return b""
+        logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
+        choice = b'{"index":%d,"text":%b,"logprobs":%b,%b}' % (
+            delta.index,
+            orjson.dumps(text),
+            logprobs,
+            _finish(delta),
+        )
+        return self.frame.chunk(choice, usage)
+
+
+def _finish(delta: ChoiceDelta) -> bytes:
+    if delta.finish is None:
+        return b'"finish_reason":null'
+    return b'"finish_reason":"%b","stop_reason":%b' % (delta.finish.encode(), orjson.dumps(delta.stop_reason))
+
+
+def _dump(model: BaseModel) -> bytes:
+    return orjson.dumps(model.model_dump())

@@ -1,0 +1,323 @@
+"""OpenAI request -> prompt ids and SamplingParams. Pure: every refusal is decided here, before the engine
+or the client sees anything. Rendering and tokenizing a long prompt takes a while, so callers run it in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+import structlog
+
+from gateway.schemas import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    GenerationRequest,
+    RequestModel,
+    TokenizeRequest,
+)
+from gateway.served_model import ServedModel
+from pageloom.errors import ContextLengthExceeded, InvalidRequest
+from pageloom.plan import ModelInfo
+from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
+
+MAX_CHOICES_IN_ALL = 256
+# OpenAI's default for text completions; a chat may use the rest of the context.
+COMPLETION_MAX_TOKENS = 16
+# Fields that would change the answer and are not supported: refused, unless they ask for nothing.
+UNSUPPORTED_FIELDS = frozenset(
+    {
+        *("functions", "function_call", "chat_template", "documents", "audio", "web_search_options"),
+        *("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words"),
+        *("allowed_token_ids", "use_beam_search", "length_penalty", "structured_outputs", "grammar"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "mm_processor_kwargs", "echo", "suffix"),
+    }
+)
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLimit:
+    """How many tokens were asked for and in which field; otherwise a default, which gives way to the
+    end of the context. Without either, the context is the limit."""
+
+    asked: int | None
+    default: int | None = None
+    field: str = "max_tokens"
+
+    def within(self, room: int) -> int:
+        """Raises InvalidRequest unless it is at least 1. The caller checks that it fits."""
+        if self.asked is None:
+            return room if self.default is None else min(self.default, room)
+        if self.asked < 1:
+            raise InvalidRequest(f"{self.field} must be at least 1, not {self.asked}", param=self.field)
+        return self.asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt and how to go on from it. `echo` is the text to repeat before the answer."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the engine is asked for, and how its tokens become text. `generate` is False if all that
+    is asked for is the echo of the prompts."""
+
+    prompts: tuple[Prompt, ...]
+    n: int
+    priority: int
+    cache_salt: str
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    eos_token_ids: tuple[int, ...]
+    generate: bool = True
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompts)
+
+    @property
+    def with_logprobs(self) -> bool:
+        return self.prompts[0].sampling.logprobs is not None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+def translate_chat(body: ChatCompletionRequest, model: ServedModel, info: ModelInfo) -> Job:
+    """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
+    _check_common(body, model)
+    _refuse_tools(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if body.max_completion_tokens is not None:
+        limit = TokenLimit(asked=body.max_completion_tokens, field="max_completion_tokens")
+    else:
+        limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
+    sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    text = render_messages(body, model)
+    token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
+    return _job(body, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+
+
+def translate_completion(body: CompletionRequest, model: ServedModel, info: ModelInfo) -> Job:
+    """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
+    _check_common(body, model)
+    if body.suffix:
+        raise _unsupported("suffix")
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo together with logprobs is not supported yet", param="echo")
+    generate = body.max_tokens != 0
+    limit = TokenLimit(asked=body.max_tokens if generate else None, default=COMPLETION_MAX_TOKENS)
+    sampling = _sampling(body, model, logprobs=body.logprobs)
+    prompts = []
+    for given in _split_prompts(body.prompt):
+        prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
+        prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
+    return replace(_job(body, info, prompts), generate=generate)
+
+
+def render_messages(body: ChatCompletionRequest | TokenizeRequest, model: ServedModel) -> str:
+    """The prompt's text. Raises InvalidRequest."""
+    template = model.chat_template
+    if template is None:
+        raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
+    continuing = bool(body.continue_final_message)
+    add_prompt = not continuing if body.add_generation_prompt is None else body.add_generation_prompt
+    if continuing and add_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    knows_developer = template.mentions("developer")
+    return template.render(
+        [_message(index, message, knows_developer) for index, message in enumerate(body.messages or ())],
+        add_generation_prompt=add_prompt,
+        continue_final_message=continuing,
+        variables=body.chat_template_kwargs,
+    )
+
+
+def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids. A text that no number of tokens within the context can hold is not even tokenized."""
+    if info is not None and len(text) > info.max_model_len * model.tokenizer.longest_token_len:
+        raise _too_long(info, f"the prompt has {len(text)} characters", param)
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _check_common(body: GenerationRequest, model: ServedModel) -> None:
+    model.require_name(body.model)
+    refuse_unsupported(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of is not supported unless it equals n", param="best_of")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+    if body.response_format and body.response_format.get("type") != "text":
+        raise _unsupported("response_format", "other than {'type': 'text'}")
+
+
+def refuse_unsupported(body: RequestModel) -> None:
+    """Unknown fields are ignored, because clients are newer than servers, except those that ask for
+    something that is known and not supported."""
+    for name, value in (body.model_extra or {}).items():
+        if name not in UNSUPPORTED_FIELDS:
+            _log.debug("unknown request field ignored", field=name)
+        elif value not in (None, False, "", [], {}):
+            raise _unsupported(name)
+    modalities = (body.model_extra or {}).get("modalities")
+    if modalities not in (None, [], ["text"]):
+        raise _unsupported("modalities", "other than ['text']")
+
+
+def _refuse_tools(body: ChatCompletionRequest) -> None:
+    if body.tool_choice in (None, "auto"):
+        if body.tools:
+            raise _unsupported("tools")
+    elif body.tool_choice != "none":
+        raise _unsupported("tool_choice", "other than 'none'")
+
+
+def _unsupported(field: str, what: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{field} {what} is not supported yet".replace("  ", " "), param=field)
+
+
+def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | None) -> SamplingParams:
+    """Raises InvalidRequest, naming the field, if a value is out of range."""
+    defaults = model.defaults
+    given = {
+        name: value
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+            *("repetition_penalty", "ignore_eos"),
+        )
+        if (value := getattr(body, name)) is not None
+    }
+    return replace(
+        defaults,
+        **given,
+        max_tokens=None,
+        min_tokens=body.min_tokens or 0,
+        logit_bias=_logit_bias(body.logit_bias),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logprobs=logprobs,
+        # OpenAI's seeds are signed; only their bits matter.
+        seed=None if body.seed is None else body.seed % 2**64,
+    )
+
+
+def _logit_bias(entries: Mapping[str, float] | None) -> Mapping[int, float]:
+    if not entries:
+        return NO_BIAS
+    bias: dict[int, float] = {}
+    for key, value in entries.items():
+        if not key.isascii() or not key.isdigit():
+            raise InvalidRequest(f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias")
+        bias[int(key)] = value
+    return bias
+
+
+def _job(body: GenerationRequest, info: ModelInfo, prompts: Sequence[Prompt]) -> Job:
+    n = body.n or 1
+    if n * len(prompts) > MAX_CHOICES_IN_ALL:
+        raise InvalidRequest(
+            f"n times the number of prompts is {n * len(prompts)}, at most {MAX_CHOICES_IN_ALL} are accepted", param="n"
+        )
+    prompts[0].sampling.check_vocabulary(info.vocab_size)
+    return Job(
+        prompts=tuple(prompts),
+        n=n,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        eos_token_ids=() if body.ignore_eos else info.eos_token_ids,
+    )
+
+
+def _prompt(
+    token_ids: Sequence[int], sampling: SamplingParams, limit: TokenLimit, info: ModelInfo, param: str
+) -> Prompt:
+    if not token_ids:
+        raise InvalidRequest(f"{param} is empty: it makes no tokens", param=param)
+    check_token_ids(param, list(token_ids), info.vocab_size)
+    room = info.max_model_len - len(token_ids)
+    if room < 1:
+        raise _too_long(info, f"the prompt has {len(token_ids)} tokens and the output needs one", param)
+    max_tokens = limit.within(room)
+    if max_tokens > room:
+        raise _too_long(info, f"you asked for {len(token_ids)} in the prompt and {max_tokens} in the output", param)
+    return Prompt(token_ids=tuple(token_ids), sampling=replace(sampling, max_tokens=max_tokens))
+
+
+def _too_long(info: ModelInfo, reason: str, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {info.max_model_len} tokens. However, {reason}.", param=param
+    )
+
+
+def _split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt is empty", param="prompt")
+    if isinstance(prompt[0], int):
+        return [[token_id for token_id in prompt if isinstance(token_id, int)]]
+    return [given for given in prompt if not isinstance(given, int)]
+
+
+def _prompt_ids(given: str | list[int], body: CompletionRequest, model: ServedModel, info: ModelInfo) -> list[int]:
+    if isinstance(given, str):
+        return encode(given, model, info, "prompt", add_special_tokens=body.add_special_tokens is not False)
+    return given
+
+
+def _echo(given: str | list[int], model: ServedModel) -> str:
+    return given if isinstance(given, str) else model.tokenizer.decode(given, skip_special_tokens=False)
+
+
+def _message(index: int, message: ChatMessage, knows_developer: bool) -> dict[str, object]:
+    """The message as a template sees it: only the keys that are set, and content always a string."""
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    shown: dict[str, object] = {"role": role, "content": _content(index, message)}
+    for key in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, key)) is not None:
+            shown[key] = value
+    if message.tool_calls:
+        shown["tool_calls"] = _tool_calls(index, message)
+    return shown
+
+
+def _content(index: int, message: ChatMessage) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    texts = []
+    for part_index, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            field = f"messages[{index}].content[{part_index}]"
+            raise InvalidRequest(f"{field} is of type {part.type!r}; only text parts are supported", param=field)
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _tool_calls(index: int, message: ChatMessage) -> list[dict[str, Any]]:
+    """Templates want the arguments as an object; on the wire they are its JSON text."""
+    calls = []
+    for call_index, call in enumerate(message.tool_calls or ()):
+        try:
+            arguments = orjson.loads(call.function.arguments or "{}")
+        except orjson.JSONDecodeError:
+            field = f"messages[{index}].tool_calls[{call_index}].function.arguments"
+            raise InvalidRequest(f"{field} is not JSON", param=field) from None
+        calls.append(
+            {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+        )
+    return calls

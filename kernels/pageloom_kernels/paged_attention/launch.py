@@ -1,0 +1,26 @@
+"""Paged attention on a GPU: decodes and extends of one step, each by the kernel made for it."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pageloom_kernels.paged_attention.batch import AttentionBatch
+from pageloom_kernels.paged_attention.decode_kernel import decode
+from pageloom_kernels.paged_attention.prefill_kernel import prefill
+from pageloom_kernels.paged_attention.tuning import Gpu, decode_tuning, prefill_tuning
+
+
+def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, *, scale: float, gpu: Gpu) -> Tensor:
+    # One kernel for both would be slower than either: their loops pipeline differently.
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    scale_log2 = scale * math.log2(math.e)
+    shape = {"head_dim": kv_cache.shape[4], "block_size": kv_cache.shape[3], "itemsize": query.itemsize}
+    if batch.num_decodes:
+        tuning = decode_tuning(gpu, **shape)
+        decode(query, kv_cache, batch, scale_log2=scale_log2, tuning=tuning, output=output)
+    if batch.num_decodes < batch.seq_lens.shape[0]:
+        rows = batch.max_query_len * (query.shape[1] // kv_cache.shape[2])
+        tuning = prefill_tuning(gpu, rows=rows, **shape)
+        prefill(query, kv_cache, batch, scale_log2=scale_log2, tuning=tuning, output=output)
+    return output

@@ -1,0 +1,5 @@
+"""`python -m pageloom` is the `pageloom` command."""
+
+from pageloom.cli import main
+
+main()

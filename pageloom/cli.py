@@ -1,0 +1,177 @@
+"""The command line: `pageloom serve | scheduler | worker | gateway`, the only reader of flags and environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from pageloom import __version__, config
+from pageloom import options as opt
+from pageloom.config import GatewayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
+from pageloom.errors import StartupError
+from pageloom.local_stack import StackConfig
+from pageloom.model_files import locate_model
+from pageloom.serve import serve_stack
+
+ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
+
+# Options that bear vLLM's name where our setting says more: its unit, or what it is.
+_FIELD_NAMES = {
+    "num_gpu_blocks_override": "num_blocks",
+    "scheduler": "scheduler_address",
+    "shutdown_timeout": "drain_timeout_s",
+}
+
+app = typer.Typer(
+    name="pageloom",
+    help="Serve large language models. Every option can be set by its environment variable too.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def main() -> None:
+    """Entry point; a StartupError becomes one line on stderr and exit code 1."""
+    try:
+        app()
+    except StartupError as error:
+        print(f"pageloom: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pageloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options of the command itself; `--version` acts in its callback."""
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    model: opt.Model = "",
+    served_model_name: opt.ServedModelName = None,
+    chat_template: opt.ChatTemplate = None,
+    dtype: opt.DtypeOption = opt.Dtype.auto,
+    device: opt.DeviceOption = opt.Device.auto,
+    max_model_len: opt.MaxModelLen = None,
+    num_threads: opt.NumThreads = None,
+    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
+    num_gpu_blocks_override: opt.NumBlocks = None,
+    kv_cache_memory_bytes: opt.KvCacheMemory = None,
+    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
+    enable_prefix_caching: opt.PrefixCaching = True,
+    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
+    host: opt.Host = config.DEFAULT_HOST,
+    port: opt.Port = config.DEFAULT_PORT,
+    max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
+    scheduler_port: opt.SchedulerPort = 0,
+    scheduler_metrics_port: opt.SchedulerMetricsPort = None,
+    worker_metrics_port: opt.WorkerMetricsPort = None,
+    shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
+    log_level: opt.LogLevelOption = opt.LogLevel.warning,
+) -> None:
+    """Serve MODEL on this machine: gateway, scheduler and worker as three processes."""
+    params = context.params
+    scheduler_config = _config(SchedulerConfig, params, port=scheduler_port, metrics_port=scheduler_metrics_port)
+    # The scheduler takes a free port by default, so its address is filled in once it is known.
+    worker_config = _config(WorkerConfig, params, scheduler_address="", metrics_port=worker_metrics_port)
+    gateway_config = _config(GatewayConfig, params, scheduler_address="", served_model_names=_names(params))
+    sys.exit(serve_stack(StackConfig(scheduler=scheduler_config, worker=worker_config, gateway=gateway_config)))
+
+
+@app.command()
+def scheduler(
+    context: typer.Context,
+    host: opt.Host = config.DEFAULT_HOST,
+    port: opt.Port = 50051,
+    metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
+    metrics_port: opt.MetricsPort = None,
+    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
+    enable_prefix_caching: opt.PrefixCaching = True,
+    shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
+    log_level: opt.LogLevelOption = opt.LogLevel.info,
+) -> None:
+    """Run the scheduler alone; workers and gateways dial it."""
+    _become("scheduler_svc", _config(SchedulerConfig, context.params))
+
+
+@app.command()
+def worker(
+    context: typer.Context,
+    model: opt.Model = "",
+    scheduler: opt.SchedulerAddress = "127.0.0.1:50051",
+    worker_id: opt.WorkerId = config.DEFAULT_WORKER_ID,
+    metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
+    metrics_port: opt.MetricsPort = None,
+    dtype: opt.DtypeOption = opt.Dtype.auto,
+    device: opt.DeviceOption = opt.Device.auto,
+    max_model_len: opt.MaxModelLen = None,
+    num_threads: opt.NumThreads = None,
+    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
+    num_gpu_blocks_override: opt.NumBlocks = None,
+    kv_cache_memory_bytes: opt.KvCacheMemory = None,
+    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
+    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    log_level: opt.LogLevelOption = opt.LogLevel.info,
+) -> None:
+    """Run one worker, which loads MODEL and attaches to a scheduler."""
+    _become("worker_svc", _config(WorkerConfig, context.params))
+
+
+@app.command()
+def gateway(
+    context: typer.Context,
+    model: opt.Model = "",
+    scheduler: opt.SchedulerAddress = "127.0.0.1:50051",
+    served_model_name: opt.ServedModelName = None,
+    chat_template: opt.ChatTemplate = None,
+    host: opt.Host = config.DEFAULT_HOST,
+    port: opt.Port = config.DEFAULT_PORT,
+    max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
+    shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
+    log_level: opt.LogLevelOption = opt.LogLevel.info,
+) -> None:
+    """Run one HTTP gateway, which needs MODEL's tokenizer and chat template but not its weights."""
+    params = context.params
+    _become("gateway", _config(GatewayConfig, params, served_model_names=_names(params)))
+
+
+def _config(kind: type[ConfigT], params: Mapping[str, Any], **derived: object) -> ConfigT:
+    """Builds a service's settings from the options of its command, which bear the settings' names."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    values = {_FIELD_NAMES.get(name, name): _plain(value) for name, value in params.items()}
+    return kind(**{name: value for name, value in {**values, **derived}.items() if name in fields})
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _names(params: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(params["served_model_name"] or ()) or (locate_model(params["model"]).name,)
+
+
+def _become(module: str, settings: ServiceConfig) -> NoReturn:
+    """Replaces this process: a service imports neither the CLI nor another service."""
+    os.execv(sys.executable, [sys.executable, "-m", module, settings.to_json()])

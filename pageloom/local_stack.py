@@ -1,0 +1,115 @@
+"""Scheduler, worker and gateway as child processes on this host, for `pageloom serve`, LLM and tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
+from pageloom.errors import StartupError
+from pageloom.service_process import ServiceProcess, StatusEvent
+
+# What a service gets beyond its own drain timeout to close its streams and exit.
+_EXIT_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """Settings of all three; the scheduler's address is filled in once it is known."""
+
+    scheduler: SchedulerConfig
+    worker: WorkerConfig
+    gateway: GatewayConfig | None
+
+
+class LocalStack:
+    """Starts the processes on entry, stops them in order on exit: the gateway first, so that its
+    streams can end, then the scheduler, which sends the worker away."""
+
+    def __init__(self, config: StackConfig, on_event: Callable[[StatusEvent], None]) -> None:
+        self._config = config
+        self._on_event = on_event
+        self._services: dict[str, ServiceProcess] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._ready: dict[str, asyncio.Future[StatusEvent]] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start_all()
+        except BaseException:
+            await self._stop_all()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop_all()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by service name."""
+        return {name: service.pid for name, service in self._services.items()}
+
+    @property
+    def scheduler_address(self) -> str:
+        """Where the Engine service listens."""
+        return str(self._ready["scheduler"].result().fields["address"])
+
+    async def wait_until_ready(self) -> None:
+        """Returns when every service has reported ready. Raises StartupError if one ends before that."""
+        await asyncio.gather(*self._ready.values())
+
+    async def wait_for_exit(self) -> str:
+        """Returns the name of the first service that ends."""
+        done, _ = await asyncio.wait(self._watchers.values(), return_when=asyncio.FIRST_COMPLETED)
+        return next(name for name, task in self._watchers.items() if task in done)
+
+    def kill(self) -> None:
+        """Ends everything at once; unfinished requests are lost."""
+        for service in self._services.values():
+            service.kill()
+
+    async def _start_all(self) -> None:
+        await self._start("scheduler", "scheduler_svc", self._config.scheduler)
+        await self._ready["scheduler"]
+        address = self.scheduler_address
+        await self._start("worker", "worker_svc", replace(self._config.worker, scheduler_address=address))
+        if self._config.gateway is not None:
+            await self._start("gateway", "gateway", replace(self._config.gateway, scheduler_address=address))
+
+    async def _start(self, name: str, module: str, config: SchedulerConfig | WorkerConfig | GatewayConfig) -> None:
+        service = self._services[name] = await ServiceProcess.start(name, module, config)
+        ready = self._ready[name] = asyncio.get_running_loop().create_future()
+        self._watchers[name] = asyncio.create_task(self._watch(service, ready))
+
+    async def _watch(self, service: ServiceProcess, ready: asyncio.Future[StatusEvent]) -> None:
+        failure = ""
+        async for event in service.events():
+            if event.kind == "failed":
+                failure = str(event.fields["message"])
+            self._on_event(event)
+            if event.kind == "ready" and not ready.done():
+                ready.set_result(event)
+        code = await service.wait()
+        if not ready.done():
+            ready.set_exception(StartupError(f"{service.name}: {failure or f'ended with exit code {code}'}"))
+            # wait_until_ready may never be called, and an exception nobody takes is reported as lost.
+            ready.exception()
+
+    async def _stop_all(self) -> None:
+        for name, drain_timeout_s in self._stop_order():
+            if name in self._services:
+                await self._services[name].stop(drain_timeout_s + _EXIT_GRACE_S)
+        await asyncio.gather(*self._watchers.values())
+
+    def _stop_order(self) -> list[tuple[str, float]]:
+        gateway = self._config.gateway
+        return [
+            ("gateway", 0.0 if gateway is None else gateway.drain_timeout_s),
+            ("scheduler", self._config.scheduler.drain_timeout_s),
+            ("worker", 0.0),
+        ]

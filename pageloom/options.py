@@ -1,0 +1,144 @@
+"""Every command-line option once: name, environment twin, help, accepted values.
+
+Names are vLLM's where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, StrEnum
+from typing import Annotated
+
+import typer
+
+from pageloom import config
+
+_SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
+
+
+def parse_size(text: str | int) -> int:
+    """Takes "2GiB", "512M", "8k" or a plain number (typer passes defaults through too). Raises typer.BadParameter."""
+    match = _SIZE.fullmatch(str(text).strip())
+    value = int(float(match[1]) * _SUFFIXES[(match[2] or "").lower()]) if match else 0
+    if value < 1:
+        raise typer.BadParameter(f"{text!r} is not a size; write a number above 0 such as 8192, 8k, 512M or 2GiB")
+    return value
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class BlockSize(int, Enum):
+    b16 = 16
+    b32 = 32
+    b64 = 64
+    b128 = 128
+
+
+DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+_MODEL, _MEMORY, _BATCHING, _HTTP, _SERVICE = "Model", "KV memory", "Batching", "HTTP", "Service"
+
+
+def _option(flag: str, text: str, panel: str, **settings: object) -> object:
+    name = flag.split("/")[0].lstrip("-")
+    envvar = "PAGELOOM_" + name.upper().replace("-", "_")
+    return typer.Option(flag, help=text, rich_help_panel=panel, envvar=envvar, **settings)  # type: ignore[arg-type]
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="Folder, .gguf file or Hugging Face id. Default: the embedded SmolLM2-135M-Instruct.",
+        envvar="PAGELOOM_MODEL",
+        show_default=False,
+    ),
+]
+ServedModelName = Annotated[
+    list[str] | None,
+    _option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own.", _MODEL),
+]
+ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.", _MODEL)]
+DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.", _MODEL)]
+DeviceOption = Annotated[Device, _option("--device", "Where the model runs.", _MODEL)]
+MaxModelLen = Annotated[
+    int | None,
+    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.", _MODEL,
+            parser=parse_size, metavar="TOKENS"),
+]  # fmt: skip
+NumThreads = Annotated[
+    int | None, _option("--num-threads", "CPU threads of the model. Default: one per core.", _MODEL, min=1)
+]
+BlockSizeOption = Annotated[BlockSize, _option("--block-size", "Tokens in a KV block.", _MEMORY)]
+NumBlocks = Annotated[
+    int | None,
+    _option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", _MEMORY, min=1),
+]
+KvCacheMemory = Annotated[
+    int | None,
+    _option("--kv-cache-memory-bytes", "KV memory, such as 2GiB.", _MEMORY, parser=parse_size, metavar="BYTES"),
+]
+MemoryUtilization = Annotated[
+    float, _option("--gpu-memory-utilization", "Part of the GPU's memory to use, above 0 to 1.", _MEMORY)
+]
+PrefixCaching = Annotated[
+    bool,
+    _option("--enable-prefix-caching/--no-enable-prefix-caching", "Reuse KV blocks of equal prefixes.", _MEMORY),
+]
+MaxNumSeqs = Annotated[int, _option("--max-num-seqs", "Most sequences in a step.", _BATCHING, min=1)]
+MaxNumBatchedTokens = Annotated[
+    int,
+    _option("--max-num-batched-tokens", "Most tokens in a step; longer prompts are taken in chunks.", _BATCHING,
+            parser=parse_size, metavar="TOKENS"),
+]  # fmt: skip
+MaxNumQueuedSeqs = Annotated[
+    int, _option("--max-num-queued-seqs", "Most sequences in the queue; more get 503.", _BATCHING, min=1)
+]
+Host = Annotated[str, _option("--host", "Address to listen on.", _HTTP)]
+Port = Annotated[int, _option("--port", "Port to listen on.", _HTTP, min=0, max=65535)]
+MaxBodyBytes = Annotated[
+    int, _option("--max-body-bytes", "Largest request body.", _HTTP, parser=parse_size, metavar="BYTES")
+]
+SchedulerPort = Annotated[
+    int,
+    _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", _SERVICE, min=0, max=65535),
+]
+SchedulerAddress = Annotated[
+    str, _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT.", _SERVICE)
+]
+MetricsHost = Annotated[str, _option("--metrics-host", "Address of this service's /metrics.", _SERVICE)]
+MetricsPort = Annotated[
+    int | None, _option("--metrics-port", "Port of this service's /metrics. Default: none.", _SERVICE, min=1, max=65535)
+]
+WorkerMetricsPort = Annotated[
+    int | None,
+    _option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", _SERVICE, min=1, max=65535),
+]
+SchedulerMetricsPort = Annotated[
+    int | None,
+    _option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", _SERVICE, min=1, max=65535),
+]
+WorkerId = Annotated[str, _option("--worker-id", "Name of this worker, unique at its scheduler.", _SERVICE)]
+DrainTimeout = Annotated[
+    float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", _SERVICE, min=0.0)
+]
+LogLevelOption = Annotated[LogLevel, _option("--log-level", "Least severe log lines to write.", _SERVICE)]

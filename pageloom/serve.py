@@ -1,0 +1,149 @@
+"""What `pageloom serve` shows and does: progress while weights load, a table when ready, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.service_process import StatusEvent
+
+_MIB = 1024 * 1024
+_EXAMPLE_QUESTION = "What is the capital of France?"
+
+
+def serve_stack(config: StackConfig) -> int:
+    """Runs the stack until a signal or a service's end; returns the exit code.
+
+    Raises StartupError if a service cannot start.
+    """
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: StackConfig) -> int:
+    console = Console(stderr=True)
+    signals = _Signals()
+    ready: dict[str, dict[str, Any]] = {}
+    with _LoadingBar(console) as bar:
+
+        def on_event(event: StatusEvent) -> None:
+            if event.kind == "loading":
+                bar.update(event.fields["done_bytes"], event.fields["total_bytes"])
+            elif event.kind == "ready":
+                ready[event.service] = event.fields
+
+        async with LocalStack(config, on_event) as stack:
+            signals.on_second = stack.kill
+            if await signals.come_before(stack.wait_until_ready()):
+                return 130
+            bar.finish()
+            _show_ready(console, config, ready)
+            if await signals.come_before(stack.wait_for_exit()):
+                console.print("Draining: running requests may finish. Ctrl-C again stops at once.")
+                return 0
+            console.print("[red]A service ended by itself; the lines above say why. Stopping the others.")
+            return 1
+
+
+class _Signals:
+    """Makes the first SIGINT or SIGTERM something to wait for, and calls `on_second` at the next."""
+
+    def __init__(self) -> None:
+        self._received = asyncio.Event()
+        self.on_second: Callable[[], None] = lambda: None
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._received.is_set():
+            self.on_second()
+        self._received.set()
+
+    async def come_before(self, other: Awaitable[object]) -> bool:
+        """Waits for a signal or for `other`; whether it was the signal. Raises what `other` raises."""
+        signalled, waiting = asyncio.ensure_future(self._received.wait()), asyncio.ensure_future(other)
+        await asyncio.wait((signalled, waiting), return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if waiting.done():
+            waiting.result()
+            return False
+        waiting.cancel()
+        return True
+
+
+class _LoadingBar:
+    """A progress bar on a terminal; a line for every fifth of the weights elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task: TaskID | None = None
+        self._printed_fifths = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("weights", total=total_bytes)
+        self._progress.update(self._task, completed=done_bytes)
+        fifths = 5 * done_bytes // max(total_bytes, 1)
+        if fifths > self._printed_fifths and not self._console.is_terminal:
+            self._printed_fifths = fifths
+            self._console.print(f"Loading weights: {20 * fifths}% of {total_bytes / _MIB:.0f} MiB")
+
+    def finish(self) -> None:
+        self._progress.stop()
+
+
+def _show_ready(console: Console, config: StackConfig, ready: dict[str, dict[str, Any]]) -> None:
+    assert config.gateway is not None
+    model_name, url = config.gateway.served_model_names[0], ready["gateway"]["url"]
+    console.print(_summary(model_name, config, ready))
+    body = {"model": model_name, "messages": [{"role": "user", "content": _EXAMPLE_QUESTION}], "temperature": 0}
+    console.print("Ask it something:\n")
+    # Not wrapped and not marked up, so that it can be pasted.
+    command = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    console.print(command, soft_wrap=True, markup=False, highlight=False)
+    console.print("\nCtrl-C drains and stops.")
+
+
+def _summary(model_name: str, config: StackConfig, ready: dict[str, dict[str, Any]]) -> Table:
+    worker, url = ready["worker"], ready["gateway"]["url"]
+    num_tokens = worker["num_blocks"] * worker["block_size"]
+    table = Table(title=f"Pageloom serves {model_name}", title_justify="left", show_header=False)
+    table.add_row("Weights", f"{worker['weights_bytes'] / _MIB:,.0f} MiB, {worker['dtype']}")
+    table.add_row(
+        "KV memory",
+        f"{worker['kv_bytes'] / _MIB:,.0f} MiB: {worker['num_blocks']:,} blocks of {worker['block_size']} tokens, "
+        f"{num_tokens:,} tokens",
+    )
+    table.add_row(
+        "Requests",
+        f"{num_tokens / worker['max_model_len']:.1f} at the full context of {worker['max_model_len']:,} tokens; "
+        f"at most {config.scheduler.max_num_seqs} in a step",
+    )
+    table.add_row("OpenAI API", f"{url}/v1")
+    table.add_row("Health", f"{url}/health  {url}/ready")
+    table.add_row("Metrics", f"{url}/metrics")
+    if config.scheduler.metrics_port is not None:
+        table.add_row("Scheduler metrics", f"http://{config.scheduler.metrics_host}:{config.scheduler.metrics_port}")
+    if config.worker.metrics_port is not None:
+        table.add_row("Worker metrics", f"http://{config.worker.metrics_host}:{config.worker.metrics_port}")
+    table.add_row("gRPC Engine", str(ready["scheduler"]["address"]))
+    return table

@@ -1,0 +1,81 @@
+"""The parent's end of a service process: start it, read its events, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from pageloom.config import ServiceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StatusEvent:
+    """One line from a child: "loading", "ready" or "failed", with the event's own fields."""
+
+    service: str
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class ServiceProcess:
+    """A running `python -m MODULE CONFIG`, which dies when this process does (see `supervision.py`)."""
+
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader, link: asyncio.StreamWriter
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._lines = lines
+        # Held open until the child has ended: its closing tells the child that we are gone.
+        self._link = link
+
+    @classmethod
+    async def start(cls, name: str, module: str, config: ServiceConfig) -> Self:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            config = replace(config, status_fd=theirs.fileno())
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, config.to_json(), pass_fds=[theirs.fileno()], start_new_session=True
+            )  # fmt: skip
+        # A session of its own: Ctrl-C in the terminal reaches the parent alone, which stops its
+        # children in an order that loses no request.
+        lines, link = await asyncio.open_connection(sock=ours)
+        return cls(name, process, lines, link)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def events(self) -> AsyncIterator[StatusEvent]:
+        """Ends when the process does."""
+        while line := await self._lines.readline():
+            fields = json.loads(line)
+            yield StatusEvent(self.name, fields.pop("event"), fields)
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal."""
+        code = await self._process.wait()
+        self._link.close()
+        return code
+
+    async def stop(self, timeout_s: float) -> None:
+        """Asks it to drain and end; kills it after `timeout_s`."""
+        if self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()

@@ -1,0 +1,68 @@
+"""A scheduler process: core, driver and gRPC server wired together, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import structlog
+import uvloop
+
+from pageloom.config import SchedulerConfig
+from pageloom.supervision import ParentLink, run_service, run_until_stopped
+from pageloom.telemetry import configure_logging, start_metrics_server
+from scheduler_svc.core import Limits
+from scheduler_svc.driver import Driver
+from scheduler_svc.engine_service import EngineService
+from scheduler_svc.metrics import SchedulerMetrics
+from scheduler_svc.server import Health, build_server, listen
+from scheduler_svc.worker_service import WorkerService
+
+log = structlog.get_logger()
+
+# What open streams get to send their last message once nothing runs.
+_CLOSE_GRACE_S = 1.0
+
+
+async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
+    """Runs the scheduler until it is told to stop."""
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_queued_seqs=config.max_num_queued_seqs,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    health = Health()
+    driver = Driver(limits, SchedulerMetrics(), health.set_engine_serving)
+    worker_service = WorkerService(
+        driver,
+        # Above every epoch of a scheduler that ran here before, as long as attachments are rarer than milliseconds.
+        first_epoch=time.time_ns() // 1_000_000,
+        heartbeat_interval_s=config.heartbeat_interval_s,
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+    )
+    server = build_server(EngineService(driver), worker_service, health)
+    address = listen(server, config.host, config.port)
+    if config.metrics_port is not None:
+        start_metrics_server(config.metrics_host, config.metrics_port)
+    await server.start()
+    await health.start()
+    log.info("listening", address=address)
+    parent.report("ready", address=address)
+
+    async def drain() -> None:
+        await driver.drain(config.drain_timeout_s)
+        await server.stop(_CLOSE_GRACE_S)
+
+    async def run() -> None:
+        await server.wait_for_termination()
+
+    await run_until_stopped(parent, run(), drain)
+
+
+if __name__ == "__main__":
+    service_config = SchedulerConfig.from_json(sys.argv[1])
+    configure_logging("scheduler", service_config.log_level)
+    link = ParentLink(service_config.status_fd)
+    run_service("scheduler", link, lambda: uvloop.run(serve(service_config, link)))

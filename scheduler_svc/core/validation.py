@@ -1,0 +1,100 @@
+"""May a request be accepted? Every check happens before anything of it is stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pageloom.errors import ContextLengthExceeded, InvalidRequest
+from pageloom.plan import ModelInfo, WorkerHello
+from pageloom.requests import GenerateRequest
+from pageloom.sampling_params import SamplingParams, check_token_ids
+
+
+def validated(
+    request: GenerateRequest, *, model: ModelInfo, num_kv_tokens: int, max_num_choices: int
+) -> GenerateRequest:
+    """The request with `sampling.max_tokens` set; `num_kv_tokens` is what the largest KV memory holds.
+
+    Raises InvalidRequest, naming the field, or ContextLengthExceeded.
+    """
+    assert request.sampling.seed is not None, "the caller draws the seed"
+    if not request.prompt_token_ids:
+        raise InvalidRequest("prompt_token_ids is empty; at least one token is needed", param="prompt_token_ids")
+    if not 1 <= request.n <= max_num_choices:
+        raise InvalidRequest(f"n must be between 1 and {max_num_choices}, not {request.n}", param="n")
+    check_token_ids("prompt_token_ids", request.prompt_token_ids, model.vocab_size)
+    request.sampling.check_vocabulary(model.vocab_size)
+    sampling = _with_max_tokens(request, model.max_model_len, num_kv_tokens)
+    _check_resume(request, sampling, model)
+    return replace(request, sampling=sampling)
+
+
+def stop_token_ids(sampling: SamplingParams, model: ModelInfo) -> frozenset[int]:
+    """The tokens that end a choice."""
+    eos_token_ids = () if sampling.ignore_eos else model.eos_token_ids
+    return frozenset(eos_token_ids) | frozenset(sampling.stop_token_ids)
+
+
+def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
+    """Raises InvalidRequest if a worker's Hello makes no sense, or its model is not the one `served`."""
+    model = hello.model
+    counts = {
+        "cache.block_size": hello.cache.block_size,
+        "cache.num_blocks": hello.cache.num_blocks,
+        "max_num_seqs": hello.max_num_seqs,
+        "max_num_batched_tokens": hello.max_num_batched_tokens,
+        "model.vocab_size": model.vocab_size,
+        "model.max_model_len": model.max_model_len,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise InvalidRequest(f"worker {hello.worker_id}: {name} must be at least 1, not {count}", param=name)
+    if served is None:
+        return
+    for field in ("digest", "vocab_size", "max_model_len", "eos_token_ids", "dtype"):
+        own, other = getattr(model, field), getattr(served, field)
+        if own != other:
+            raise InvalidRequest(
+                f"worker {hello.worker_id} runs another model: its {field} is {own}, but {other} is being served",
+                param=f"model.{field}",
+            )
+
+
+def _with_max_tokens(request: GenerateRequest, max_model_len: int, num_kv_tokens: int) -> SamplingParams:
+    num_prompt_tokens = len(request.prompt_token_ids)
+    max_tokens = request.sampling.max_tokens
+    # Nothing reads the KV of the last token, so one more token fits than the memory holds.
+    max_num_tokens = min(max_model_len, num_kv_tokens + 1)
+    num_tokens = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
+    if num_tokens > max_model_len:
+        raise ContextLengthExceeded(
+            f"the model's maximum context length is {max_model_len} tokens, but {num_tokens} were requested: "
+            f"{num_prompt_tokens} in the prompt and {num_tokens - num_prompt_tokens} for the output",
+            param="prompt_token_ids" if num_prompt_tokens >= max_model_len else "max_tokens",
+        )
+    if num_tokens > max_num_tokens:
+        raise ContextLengthExceeded(
+            f"{num_tokens} tokens were requested ({num_prompt_tokens} in the prompt and "
+            f"{num_tokens - num_prompt_tokens} for the output), but the KV memory takes at most {max_num_tokens}",
+            param="prompt_token_ids" if num_prompt_tokens >= max_num_tokens else "max_tokens",
+        )
+    if max_tokens is not None:
+        return request.sampling
+    return replace(request.sampling, max_tokens=max_num_tokens - num_prompt_tokens)
+
+
+def _check_resume(request: GenerateRequest, sampling: SamplingParams, model: ModelInfo) -> None:
+    stops = stop_token_ids(sampling, model)
+    seen: set[int] = set()
+    for choice_index, token_ids in request.resume:
+        if not 0 <= choice_index < request.n or choice_index in seen:
+            problem = "twice" if choice_index in seen else f"but n is {request.n}"
+            raise InvalidRequest(f"resume names choice {choice_index} {problem}", param="resume")
+        seen.add(choice_index)
+        check_token_ids("resume", token_ids, model.vocab_size)
+        assert sampling.max_tokens is not None
+        ended = len(token_ids) >= sampling.max_tokens or not stops.isdisjoint(token_ids[sampling.min_tokens :])
+        if ended:
+            raise InvalidRequest(
+                f"resume has all tokens of choice {choice_index} already: there is nothing to generate", param="resume"
+            )

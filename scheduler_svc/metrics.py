@@ -1,0 +1,104 @@
+"""The scheduler's Prometheus metrics; names follow vLLM's where they mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduler_svc.core import ChoiceFacts, Stats, StepFacts
+
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
+_HOP_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
+_QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class SchedulerMetrics:
+    """Histograms that the driver observes, and a collector over the latest published Stats.
+
+    A scrape runs in another thread: it only ever reads one frozen value that the driver replaced whole.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._seqs = Histogram(
+            "pageloom_step_num_seqs", "Sequences that share a step.", buckets=_SIZES, registry=registry
+        )
+        self._tokens = Histogram("pageloom_step_num_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry)
+        self._step = Histogram(
+            "pageloom_step_seconds", "From sending a plan to its result.", buckets=_STEP_S, registry=registry
+        )
+        self._hop = Histogram(
+            "pageloom_step_hop_seconds", "Part of a step outside the worker's model and sampler.",
+            buckets=_HOP_S, registry=registry,
+        )  # fmt: skip
+        self._queue = Histogram(
+            "pageloom_request_queue_time_seconds", "From arrival to first admission.",
+            buckets=_QUEUE_S, registry=registry,
+        )  # fmt: skip
+        self._collector = _StatsCollector()
+        registry.register(self._collector)
+
+    def publish(self, stats: Stats) -> None:
+        self._collector.stats = stats
+
+    def observe_step(self, facts: StepFacts, duration_s: float, worker_s: float) -> None:
+        """`duration_s` is the scheduler's view of the step, `worker_s` the worker's."""
+        self._seqs.observe(facts.num_seqs)
+        self._tokens.observe(facts.num_tokens)
+        self._step.observe(duration_s)
+        self._hop.observe(max(0.0, duration_s - worker_s))
+
+    def observe_finished(self, facts: ChoiceFacts) -> None:
+        if facts.admitted_at is not None:
+            self._queue.observe(facts.admitted_at - facts.arrived_at)
+
+
+class _StatsCollector(Collector):
+    """Turns Stats into samples when scraped."""
+
+    def __init__(self) -> None:
+        self.stats: Stats | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        if self.stats is None:
+            return
+        yield from _gauges(self.stats)
+        yield from _counters(self.stats)
+
+
+def _gauges(stats: Stats) -> Iterable[Metric]:
+    yield GaugeMetricFamily("pageloom_num_requests_running", "Choices that hold a slot.", stats.num_running)
+    yield GaugeMetricFamily("pageloom_num_requests_waiting", "Choices in the queue.", stats.num_waiting)
+    yield GaugeMetricFamily("pageloom_num_workers", "Attached workers.", len(stats.workers))
+    usage = GaugeMetricFamily("pageloom_kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1.", labels=["worker"])
+    cached = GaugeMetricFamily("pageloom_kv_cached_blocks", "Blocks in the prefix cache.", labels=["worker"])
+    for worker in stats.workers:
+        num_used = worker.cache.num_blocks - worker.num_free_blocks
+        usage.add_metric([worker.worker_id], num_used / worker.cache.num_blocks)
+        cached.add_metric([worker.worker_id], worker.num_cached_blocks)
+    yield usage
+    yield cached
+
+
+def _counters(stats: Stats) -> Iterable[Metric]:
+    counters = {
+        "pageloom_prefix_cache_queries": (
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_cache_queried_tokens,
+        ),
+        "pageloom_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_cache_hit_tokens),
+        "pageloom_num_preemptions": ("Sequences that lost their blocks to others.", stats.num_preemptions),
+        "pageloom_lost_workers": ("Workers that went away.", stats.num_lost_workers),
+        "pageloom_scheduler_prompt_tokens": ("Prompt tokens admitted.", stats.num_prompt_tokens),
+        "pageloom_scheduler_generation_tokens": ("Tokens generated.", stats.num_generation_tokens),
+    }
+    for name, (text, value) in counters.items():
+        yield CounterMetricFamily(name, text, value)
+    finished = CounterMetricFamily("pageloom_choices_finished", "Choices that ended.", labels=["finished_reason"])
+    for reason, count in stats.num_finished.items():
+        finished.add_metric([reason.value], count)
+    yield finished

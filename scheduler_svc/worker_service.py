@@ -1,0 +1,72 @@
+"""The Worker service: greets a worker that dials in and lets the driver run it until it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from pageloom import wire
+from pageloom.plan import WorkerHello
+from pageloom.rpc.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.driver import Driver
+from scheduler_svc.rpc_aborts import aborting
+from scheduler_svc.worker_link import WorkerLink, WorkerLost
+
+AttachContext = grpc.aio.ServicerContext[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
+
+log = structlog.get_logger()
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """protos/pageloom/rpc/v1/worker.proto is its contract.
+
+    `first_epoch` must be above every epoch of an earlier scheduler; each attachment takes the next.
+    """
+
+    def __init__(
+        self, driver: Driver, *, first_epoch: int, heartbeat_interval_s: float, heartbeat_timeout_s: float
+    ) -> None:
+        self._driver = driver
+        self._epochs = itertools.count(first_epoch)
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+
+    # A coroutine that writes, where the stubs foresee a generator: plans are sent by another task.
+    async def Attach(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: AttachContext
+    ) -> None:
+        hello = await self._take_hello(request_iterator, context)
+        link = WorkerLink(hello, next(self._epochs), request_iterator, context.write)
+        async with aborting(context):
+            self._driver.attach(link)
+        worker = log.bind(worker_id=hello.worker_id, epoch=link.epoch)
+        worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)
+        try:
+            await link.welcome(self._heartbeat_interval_s)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(link.receive())
+                group.create_task(link.watch_heartbeats(self._heartbeat_timeout_s))
+                group.create_task(self._driver.drive(link))
+        except* WorkerLost as lost:
+            worker.warning("worker lost", reason=str(lost.exceptions[0]))
+        finally:
+            await self._driver.detach(link)
+
+    async def _take_hello(
+        self, messages: AsyncIterator[worker_pb2.AttachRequest], context: AttachContext
+    ) -> WorkerHello:
+        """The first message. Aborts the call if it is not a Hello that fits."""
+        message = await anext(messages, worker_pb2.AttachRequest())
+        if message.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello")
+        version = message.hello.protocol_version
+        if version != wire.PROTOCOL_VERSION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the worker speaks protocol version {version}, this scheduler {wire.PROTOCOL_VERSION}",
+            )
+        return wire.hello_from_proto(message.hello)

@@ -1,0 +1,87 @@
+"""Greedy output equals transformers' token for token in fp32: alone, all at once, and under preemption."""
+
+import asyncio
+import random
+
+import httpx
+import pytest
+
+from pageloom.client import EngineClient
+from pageloom.config import SchedulerConfig, WorkerConfig
+from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.outputs import TokensGenerated
+from pageloom.requests import GenerateRequest
+from pageloom.sampling_params import SamplingParams
+from tests.support.reference_model import reference_greedy
+from tests.support.serving import free_port, metric
+
+NUM_NEW_TOKENS = 64
+PROMPT_LENS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 128, 200, 255, 300, 411, 600)
+SHORT_PROMPT_LENS = (34, 35, 5, 16, 47)
+MAX_TOKEN_ID = 49_000
+
+
+def make_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = random.Random(20_260_101)
+    return [[rng.randrange(20, MAX_TOKEN_ID) for _ in range(length)] for length in lengths]
+
+
+def stack_config(metrics_port: int | None = None, **worker: int) -> StackConfig:
+    limits = {"max_num_seqs": 32, "max_num_batched_tokens": 256}
+    return StackConfig(
+        scheduler=SchedulerConfig(log_level="warning", metrics_port=metrics_port, **limits),
+        worker=WorkerConfig(
+            model="", scheduler_address="", dtype="float32", log_level="warning", **{**limits, **worker}
+        ),
+        gateway=None,
+    )
+
+
+async def generate(client: EngineClient, name: str, prompt: list[int]) -> list[int]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    request = GenerateRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling)
+    tokens: list[int] = []
+    async for event in client.generate(request):
+        if isinstance(event, TokensGenerated):
+            assert event.first_index == len(tokens)
+            tokens.extend(event.token_ids)
+    return tokens
+
+
+async def generate_all(client: EngineClient, name: str, prompts: list[list[int]]) -> list[list[int]]:
+    return list(await asyncio.gather(*(generate(client, f"{name}-{i}", prompt) for i, prompt in enumerate(prompts))))
+
+
+async def running_client(stack: LocalStack) -> EngineClient:
+    await stack.wait_until_ready()
+    client = EngineClient(stack.scheduler_address)
+    async for serving in client.watch_serving():
+        if serving:
+            return client
+    raise AssertionError("the engine never served")
+
+
+@pytest.mark.timeout(600)
+async def test_alone_and_all_at_once():
+    prompts = make_prompts(PROMPT_LENS)
+    expected = await asyncio.to_thread(reference_greedy, prompts, NUM_NEW_TOKENS)
+    config = stack_config(num_blocks=1024)
+    async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
+        alone = [await generate(client, f"alone-{i}", prompt) for i, prompt in enumerate(prompts)]
+        together = await generate_all(client, "together", prompts)
+    assert alone == expected
+    assert together == expected
+
+
+@pytest.mark.timeout(600)
+async def test_with_preemption():
+    """Seven blocks of 16 tokens: two requests at most fit, and neither to its end beside the other."""
+    prompts = make_prompts(SHORT_PROMPT_LENS)
+    expected = await asyncio.to_thread(reference_greedy, prompts, NUM_NEW_TOKENS)
+    metrics_port = free_port()
+    config = stack_config(metrics_port, num_blocks=7, block_size=16, max_model_len=112)
+    async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
+        together = await generate_all(client, "together", prompts)
+        metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics_port}/metrics")
+    assert together == expected
+    assert metric(metrics.text, "pageloom_num_preemptions_total") > 0

@@ -1,0 +1,146 @@
+"""Start and end of `pageloom serve`: what it prints, how it stops, what it says when it cannot start."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from pageloom.model_files import locate_model
+from tests.support.serving import Serving, free_port, serving
+
+MIB = 1024 * 1024
+
+
+def run_serve(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pageloom", "serve", *args],
+        capture_output=True, text=True, timeout=90, env={**os.environ, "COLUMNS": "200", **environment},
+    )  # fmt: skip
+
+
+def assert_one_clear_line(outcome: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert outcome.returncode != 0
+    assert "Traceback" not in outcome.stderr
+    lines = [line for line in outcome.stderr.splitlines() if line.strip() and not line.startswith("Loading weights")]
+    assert len(lines) == 1, outcome.stderr
+    for word in words:
+        assert word in lines[0], outcome.stderr
+
+
+def wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    _gone, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    return alive
+
+
+def test_the_table_says_what_was_loaded(stack: Serving):
+    printed = stack.output()
+    for words in (
+        "SmolLM2-135M-Instruct",
+        "blocks of 32 tokens",
+        "full context of 8,192",
+        f"{stack.url}/v1",
+        "curl -s",
+    ):
+        assert words in printed, printed
+
+
+def test_the_printed_curl_line_works(stack: Serving):
+    command = next(line for line in stack.output().splitlines() if line.startswith("curl"))
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert "Paris" in answer.stdout
+
+
+def test_memory_at_rest(stack: Serving):
+    services = stack.services()
+    resident = {name: process.memory_info().rss / MIB for name, process in services.items()}
+    info = httpx.get(f"{stack.url}/metrics").text
+    assert info
+    assert resident["gateway"] <= 130, resident
+    assert resident["scheduler_svc"] <= 110, resident
+
+
+def test_ctrl_c_lets_a_stream_finish_and_stops_all_three(tmp_path: Path):
+    with serving(tmp_path) as running:
+        processes = list(running.services().values())
+        assert len(processes) == 3
+        body = {"model": "SmolLM2-135M-Instruct", "prompt": "One", "max_tokens": 60, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.process.send_signal(signal.SIGINT)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert running.process.wait(30) == 0
+        assert not wait_until_gone(processes, 5)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_no_child_outlives_the_parent(tmp_path: Path, signum: signal.Signals):
+    with serving(tmp_path) as running:
+        processes = list(running.services().values())
+        running.process.send_signal(signum)
+        assert not wait_until_gone(processes, 15)
+        running.process.wait(15)
+
+
+def test_a_worker_that_dies_is_noticed(tmp_path: Path):
+    with serving(tmp_path) as running:
+        processes = running.services()
+        processes["worker_svc"].kill()
+        assert running.process.wait(30) != 0
+        assert not wait_until_gone(list(processes.values()), 5)
+        assert "worker" in running.output()
+
+
+def test_port_in_use():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert_one_clear_line(run_serve("--port", str(port)), str(port))
+        assert_one_clear_line(run_serve("--port", str(free_port()), "--scheduler-port", str(port)), str(port))
+
+
+def test_missing_model_folder():
+    assert_one_clear_line(run_serve("/no/such/folder"), "/no/such/folder")
+
+
+def test_truncated_gguf(tmp_path: Path):
+    whole = locate_model("").path.read_bytes()
+    for name, length in (("header", 1000), ("tensors", len(whole) // 2)):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(whole[:length])
+        assert_one_clear_line(run_serve(str(path)), str(path), "truncated")
+
+
+def test_wrong_flag_values_name_the_flag():
+    for args, words in (
+        (["--port", "abc"], "--port"),
+        (["--dtype", "int3"], "bfloat16"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-num-seqs", "5000"], "--max-num-batched-tokens"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
+    ):
+        outcome = run_serve(*args)
+        assert outcome.returncode != 0
+        assert words in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+
+
+def test_environment_twins():
+    outcome = run_serve(PAGELOOM_PORT="abc")
+    assert outcome.returncode != 0
+    assert "PAGELOOM_PORT" in outcome.stderr
+
+
+def test_ready_soon(tmp_path: Path):
+    started = time.monotonic()
+    with serving(tmp_path):
+        # Not a benchmark: a start that takes this long is broken, on any machine.
+        assert time.monotonic() - started < 60

@@ -1,0 +1,199 @@
+"""A worker and a model on paper: blocks hold numbers, and the next token is a hash of what the block table reads.
+
+The KV of a token stands for the token and everything before it, as in a real model. So whatever the
+scheduler gets wrong (a stale block, a hit on another prefix, a chunk off by one) changes the text,
+and `solo_run` says what the text should have been.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pageloom.outputs import FinishReason, TokenLogprobs
+from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
+from pageloom.sampling_params import SamplingParams
+
+PAPER_EOS_TOKEN_ID = 1
+PAPER_MODEL = ModelInfo(
+    name="paper",
+    digest="digest-of-paper",
+    architecture="paper",
+    vocab_size=40,
+    max_model_len=128,
+    eos_token_ids=(PAPER_EOS_TOKEN_ID,),
+    dtype="float32",
+    weights_bytes=0,
+)
+
+
+def paper_hello(
+    worker_id: str = "worker",
+    *,
+    block_size: int = 4,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    model: ModelInfo = PAPER_MODEL,
+) -> WorkerHello:
+    return WorkerHello(
+        worker_id=worker_id,
+        boot_id="boot",
+        model=model,
+        cache=CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=0),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+def kv_of(context: list[int], token_id: int) -> int:
+    """The KV of a token after a context of KVs."""
+    return hash((token_id, *context))
+
+
+def draw(context: list[int], sampling: SamplingParams, choice_index: int, position: int, num_output: int) -> int:
+    """The token at `position`, keyed as in a real sampler; masks what would stop before min_tokens."""
+    number = hash((*context, sampling.seed, choice_index, position))
+    banned = stops(sampling) if num_output < sampling.min_tokens else frozenset[int]()
+    while number % PAPER_MODEL.vocab_size in banned:
+        number = hash((number, 1))
+    return number % PAPER_MODEL.vocab_size
+
+
+def stops(sampling: SamplingParams) -> frozenset[int]:
+    eos_token_ids = () if sampling.ignore_eos else PAPER_MODEL.eos_token_ids
+    return frozenset((*eos_token_ids, *sampling.stop_token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class SoloRun:
+    """What a choice comes to when it runs alone: all its output tokens and why it ends."""
+
+    token_ids: list[int]
+    reason: FinishReason
+    stop_token_id: int | None
+
+
+def solo_run(prompt: tuple[int, ...], sampling: SamplingParams, choice_index: int) -> SoloRun:
+    """Runs a choice without scheduler, blocks or batches; max_tokens must be set."""
+    context: list[int] = []
+    for token_id in prompt:
+        context.append(kv_of(context, token_id))
+    output: list[int] = []
+    while True:
+        token_id = draw(context, sampling, choice_index, len(context), len(output))
+        output.append(token_id)
+        if token_id in stops(sampling) and len(output) > sampling.min_tokens:
+            return SoloRun(output, FinishReason.STOP, token_id)
+        if len(output) == sampling.max_tokens:
+            return SoloRun(output, FinishReason.LENGTH, None)
+        context.append(kv_of(context, token_id))
+
+
+@dataclass(slots=True)
+class _Slot:
+    admission: Admission
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed_tokens: int
+    continues: bool = False
+
+
+class PaperWorker:
+    """Carries out plans by the letter of worker.proto, and asserts that they keep to it."""
+
+    def __init__(self, hello: WorkerHello, epoch: int) -> None:
+        self.hello = hello
+        self.epoch = epoch
+        self.step = 0
+        self.slots: dict[int, _Slot] = {}
+        # What was never written reads as garbage, different in each place.
+        garbage = itertools.count(epoch * 1_000_000 + 1)
+        self._kv = [[-next(garbage) for _ in range(hello.cache.block_size)] for _ in range(hello.cache.num_blocks)]
+
+    def apply(self, plan: BatchPlan) -> dict[int, int]:
+        """Changes the slots as planned; returns how many tokens each slot has to run."""
+        assert plan.epoch == self.epoch, "a plan of another epoch"
+        assert plan.step == self.step + 1, "a gap in the steps"
+        assert plan.snapshot == (plan.step == 1), "the first plan, and only that, is a snapshot"
+        self.step = plan.step
+        if plan.snapshot:
+            self.slots.clear()
+        for slot in plan.released_slots:
+            del self.slots[slot]
+        for admission in plan.admissions:
+            self._admit(admission)
+        block_ids = iter(plan.grown_block_ids)
+        for slot, count in zip(plan.grown_slots, plan.grown_counts, strict=True):
+            self.slots[slot].block_ids += itertools.islice(block_ids, count)
+        assert next(block_ids, None) is None, "blocks for nobody"
+        return self._runs(plan)
+
+    def execute(self, runs: dict[int, int], failing_slots: Collection[int] = ()) -> StepResult:
+        """Runs a step. Nobody sees what another slot writes in the same step; failing ones write garbage."""
+        written: dict[tuple[int, int], int] = {}
+        drawn: dict[int, int] = {}
+        for slot, num_tokens in runs.items():
+            token_id = self._run(self.slots[slot], num_tokens, written, failing=slot in failing_slots)
+            if token_id is not None:
+                drawn[slot] = token_id
+        for (block_id, offset), value in written.items():
+            self._kv[block_id][offset] = value
+        return StepResult(
+            epoch=self.epoch,
+            step=self.step,
+            slots=tuple(drawn),
+            token_ids=tuple(drawn.values()),
+            logprobs={
+                slot: TokenLogprobs(-1.0, (drawn[slot],), (-1.0,))
+                for slot in drawn
+                if self.slots[slot].admission.sampling.logprobs is not None
+            },
+            failures=dict.fromkeys(failing_slots, "no numbers"),
+        )
+
+    def _admit(self, admission: Admission) -> None:
+        assert 0 <= admission.slot < self.hello.max_num_seqs, "no such slot"
+        assert admission.slot not in self.slots, "the slot is bound"
+        assert 0 <= admission.num_computed_tokens < len(admission.token_ids), "nothing to run"
+        assert 1 <= admission.num_prompt_tokens <= len(admission.token_ids), "no prompt"
+        assert admission.sampling.seed is not None, "no seed"
+        assert admission.sampling.max_tokens is not None, "no max_tokens"
+        self.slots[admission.slot] = _Slot(
+            admission, list(admission.token_ids), list(admission.block_ids), admission.num_computed_tokens
+        )
+
+    def _runs(self, plan: BatchPlan) -> dict[int, int]:
+        runs = dict(zip(plan.chunk_slots, plan.chunk_lens, strict=True))
+        assert len(runs) == len(plan.chunk_slots), "a slot has two chunks"
+        for slot, state in self.slots.items():
+            if state.continues and slot not in runs and slot not in plan.held_slots:
+                runs[slot] = 1
+        assert all(self.slots[slot].continues for slot in plan.held_slots), "holds what would not run"
+        assert runs, "a plan without work"
+        assert sum(runs.values()) <= self.hello.max_num_batched_tokens, "more tokens than the worker takes"
+        return runs
+
+    def _run(self, slot: _Slot, num_tokens: int, written: dict[tuple[int, int], int], *, failing: bool) -> int | None:
+        block_size = self.hello.cache.block_size
+        start, end = slot.num_computed_tokens, slot.num_computed_tokens + num_tokens
+        assert num_tokens >= 1, "an empty chunk"
+        assert end <= len(slot.token_ids), "runs tokens that nobody knows"
+        assert end <= len(slot.block_ids) * block_size, "writes past its blocks"
+        context = [self._kv[slot.block_ids[at // block_size]][at % block_size] for at in range(start)]
+        for position in range(start, end):
+            value = kv_of(context, slot.token_ids[position]) if not failing else -position
+            context.append(value)
+            place = (slot.block_ids[position // block_size], position % block_size)
+            assert place not in written, "two slots write one place"
+            written[place] = value
+        slot.num_computed_tokens = end
+        slot.continues = not failing and end == len(slot.token_ids)
+        if not slot.continues:
+            return None
+        admission = slot.admission
+        num_output = len(slot.token_ids) - admission.num_prompt_tokens
+        token_id = draw(context, admission.sampling, admission.choice_index, end, num_output)
+        slot.token_ids.append(token_id)
+        return token_id

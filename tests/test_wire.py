@@ -1,0 +1,147 @@
+"""Every message survives the wire, both ways."""
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pageloom import wire
+from pageloom.errors import InvalidRequest
+from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
+from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
+from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
+from pageloom.rpc.v1 import common_pb2
+from pageloom.sampling_params import SamplingParams
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+SMALL = st.integers(0, 2**31 - 1)
+UNIT = st.floats(0, 1, width=32)
+FLOATS = st.floats(-10, 0, width=32)
+
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 4, width=32),
+    top_p=UNIT,
+    top_k=st.integers(0, 100),
+    min_p=UNIT,
+    presence_penalty=st.floats(-2, 2, width=32),
+    frequency_penalty=st.floats(-2, 2, width=32),
+    repetition_penalty=st.floats(0.5, 2, width=32),
+    logit_bias=st.dictionaries(SMALL, st.floats(-100, 100, width=32), max_size=3),
+    max_tokens=st.none() | st.integers(10, 1000),
+    min_tokens=st.integers(0, 10),
+    ignore_eos=st.booleans(),
+    stop_token_ids=IDS,
+    logprobs=st.none() | st.integers(0, 20),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+)
+logprobs = st.builds(TokenLogprobs, FLOATS, IDS, st.lists(FLOATS, max_size=4).map(tuple))
+admissions = st.builds(
+    Admission,
+    slot=SMALL,
+    token_ids=IDS,
+    num_prompt_tokens=SMALL,
+    num_computed_tokens=SMALL,
+    block_ids=IDS,
+    sampling=sampling_params,
+    choice_index=SMALL,
+)
+plan_columns = {
+    field.name: IDS for field in fields(BatchPlan) if field.name not in ("epoch", "step", "snapshot", "admissions")
+}
+plans = st.builds(
+    BatchPlan,
+    epoch=st.integers(0, 2**63),
+    step=SMALL,
+    snapshot=st.booleans(),
+    admissions=st.lists(admissions, max_size=2).map(tuple),
+    **plan_columns,
+)
+results = st.builds(
+    StepResult,
+    epoch=st.integers(0, 2**63),
+    step=SMALL,
+    slots=IDS,
+    token_ids=IDS,
+    logprobs=st.dictionaries(SMALL, logprobs, max_size=3),
+    failures=st.dictionaries(SMALL, st.text(max_size=5), max_size=3),
+    duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
+)
+requests = st.builds(
+    GenerateRequest,
+    request_id=st.text(min_size=1, max_size=9),
+    prompt_token_ids=IDS,
+    sampling=sampling_params,
+    n=st.integers(1, 9),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    cache_salt=st.text(max_size=5),
+    resume=st.lists(st.tuples(SMALL, IDS), max_size=2).map(tuple),
+)
+events = st.builds(
+    TokensGenerated, choice_index=SMALL, first_index=SMALL, token_ids=IDS, logprobs=st.lists(logprobs).map(tuple)
+) | st.builds(
+    ChoiceFinished,
+    choice_index=SMALL,
+    reason=st.sampled_from(FinishReason),
+    num_output_tokens=SMALL,
+    num_cached_tokens=SMALL,
+    stop_token_id=st.none() | SMALL,
+    error_message=st.text(max_size=5),
+)
+MODEL = ModelInfo(
+    name="m", digest="d", architecture="llama", vocab_size=9, max_model_len=8, eos_token_ids=(1, 2), dtype="float32",
+    weights_bytes=2**40,
+)  # fmt: skip
+CACHE = CacheInfo(block_size=16, num_blocks=7, kv_bytes=2**41)
+
+
+@given(sampling_params)
+def test_sampling(sampling: SamplingParams):
+    assert wire.sampling_from_proto(wire.sampling_to_proto(sampling)) == sampling
+
+
+@given(plans)
+def test_plan(plan: BatchPlan):
+    assert wire.plan_from_proto(wire.plan_to_proto(plan)) == plan
+
+
+@given(results)
+def test_result(result: StepResult):
+    assert wire.result_from_proto(wire.result_to_proto(result)) == result
+
+
+@given(requests)
+def test_request(request: GenerateRequest):
+    assert wire.generate_request_from_proto(wire.generate_request_to_proto(request)) == request
+
+
+@given(events)
+def test_event(event: TokensGenerated | ChoiceFinished):
+    assert wire.event_from_proto(wire.event_to_proto(event)) == event
+
+
+def test_hello_and_info():
+    hello = WorkerHello(
+        worker_id="w", boot_id="b", model=MODEL, cache=CACHE, max_num_seqs=3, max_num_batched_tokens=5
+    )  # fmt: skip
+    assert wire.hello_from_proto(wire.hello_to_proto(hello)) == hello
+    for model in (None, MODEL):
+        info = EngineInfo(
+            version="1", model=model, num_running=1, num_waiting=2, max_num_seqs=3, max_num_batched_tokens=4,
+            workers=(WorkerInfo(worker_id="w", epoch=2**40, cache=CACHE, num_free_blocks=5),), draining=True,
+        )  # fmt: skip
+        assert wire.engine_info_from_proto(wire.engine_info_to_proto(info)) == info
+
+
+def test_an_empty_message_means_the_documented_defaults():
+    assert wire.sampling_from_proto(common_pb2.SamplingParams()) == SamplingParams()
+
+
+def test_a_bad_value_on_the_wire_is_refused():
+    with pytest.raises(InvalidRequest, match="temperature"):
+        wire.sampling_from_proto(common_pb2.SamplingParams(temperature=float("nan")))
+
+
+def test_a_plan_of_continuing_decodes_is_tiny():
+    assert len(wire.plan_to_proto(BatchPlan(epoch=1_800_000_000_000, step=123_456)).SerializeToString()) < 20

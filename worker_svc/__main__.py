@@ -1,0 +1,67 @@
+"""A worker process: load the model, size the KV memory, attach to the scheduler."""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+import uvloop
+
+from pageloom.config import WorkerConfig
+from pageloom.supervision import ParentLink, run_service, run_until_stopped
+from pageloom.telemetry import configure_logging, start_metrics_server
+from worker_svc.metrics import WorkerMetrics
+from worker_svc.runner import ModelRunner, load_runner
+from worker_svc.service import WorkerService
+
+log = structlog.get_logger()
+
+
+def main(config: WorkerConfig, parent: ParentLink) -> None:
+    runner = load_runner(config, LoadProgress(parent).report)
+    runner.warm_up()
+    uvloop.run(_serve(config, parent, runner))
+
+
+class LoadProgress:
+    """Tells the parent about every tensor, and the log about every tenth of the weights."""
+
+    def __init__(self, parent: ParentLink) -> None:
+        self._parent = parent
+        self._logged_tenths = 0
+
+    def report(self, done_bytes: int, total_bytes: int) -> None:
+        self._parent.report("loading", done_bytes=done_bytes, total_bytes=total_bytes)
+        tenths = 10 * done_bytes // max(total_bytes, 1)
+        if tenths > self._logged_tenths:
+            self._logged_tenths = tenths
+            log.info("loading weights", percent=10 * tenths, total_bytes=total_bytes)
+
+
+async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) -> None:
+    metrics = WorkerMetrics(runner.model, runner.cache)
+    if config.metrics_port is not None:
+        start_metrics_server(config.metrics_host, config.metrics_port)
+    service = WorkerService(runner, config.scheduler_address, config.worker_id, metrics)
+    report_ready(parent, runner)
+    await run_until_stopped(parent, service.serve(), service.stop)
+
+
+def report_ready(parent: ParentLink, runner: ModelRunner) -> None:
+    model, cache = runner.model, runner.cache
+    parent.report(
+        "ready",
+        dtype=model.dtype,
+        max_model_len=model.max_model_len,
+        weights_bytes=model.weights_bytes,
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        kv_bytes=cache.kv_bytes,
+    )
+
+
+if __name__ == "__main__":
+    service_config = WorkerConfig.from_json(sys.argv[1])
+    configure_logging("worker", service_config.log_level)
+    link = ParentLink(service_config.status_fd)
+    run_service("worker", link, lambda: main(service_config, link))

@@ -1,0 +1,55 @@
+"""What does the model get in this step? The runs of a plan as flat tensors, one row a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pageloom_kernels import AttentionBatch
+from worker_svc.slots import Runs, SlotTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchInputs:
+    """One step's rows: the sequences' tokens, one sequence after the other."""
+
+    token_ids: Tensor  # [tokens] int64
+    attention: AttentionBatch
+    draw_rows: Tensor  # [draws] int64: the last row of each sequence that draws, in the order of Runs.draw_slots
+
+
+def build_batch_inputs(table: SlotTable, runs: Runs, device: torch.device) -> BatchInputs:
+    """Gathers the rows of `runs` (at least one) from the table; all work is on whole arrays."""
+    query_start = np.zeros(len(runs.slots) + 1, np.int64)
+    np.cumsum(runs.lens, out=query_start[1:])
+    row_slots = np.repeat(runs.slots, runs.lens)
+    positions = np.arange(len(row_slots)) + np.repeat(runs.starts - query_start[:-1], runs.lens)
+    blocks = table.block_tables[row_slots, positions // table.block_size].astype(np.int64)
+    slot_mapping = blocks * table.block_size + positions % table.block_size
+    seq_lens = runs.starts + runs.lens
+    max_seq_len = int(seq_lens.max())
+    num_table_columns = -(-max_seq_len // table.block_size)
+    attention = AttentionBatch(
+        block_tables=_to_device(table.block_tables[runs.slots, :num_table_columns], device),
+        seq_lens=_to_device(seq_lens.astype(np.int32), device),
+        query_start=_to_device(query_start.astype(np.int32), device),
+        num_decodes=int(np.count_nonzero(runs.lens == 1)),
+        max_query_len=int(runs.lens.max()),
+        max_seq_len=max_seq_len,
+        positions=_to_device(positions, device),
+        slot_mapping=_to_device(slot_mapping, device),
+    )
+    return BatchInputs(
+        token_ids=_to_device(table.token_ids[row_slots, positions].astype(np.int64), device),
+        attention=attention,
+        draw_rows=_to_device(query_start[1:][runs.draws] - 1, device),
+    )
+
+
+def _to_device(array: NDArray[np.int32] | NDArray[np.int64], device: torch.device) -> Tensor:
+    # On the CPU the tensor shares the array, which nothing else keeps.
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -1,0 +1,56 @@
+"""What the loader needs of a checkpoint, whatever its file format."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker_svc.models.config import LlamaConfig
+
+
+class Weights(Protocol):
+    """Tensors on disk, under the names that a Hugging Face checkpoint gives them.
+
+    Every method raises ModelLoadError, naming file and tensor, if the file is not what it should be.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The file, or the folder of several."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Element type of most of the weights; None if they are quantized."""
+
+    def num_bytes(self, name: str) -> int:
+        """Size in the file."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def describe(self, name: str) -> str:
+        """The tensor in words, with its file, for error messages."""
+
+    def read(self, name: str, out: Tensor) -> None:
+        """Copies the tensor into `out` of the same shape, converting its elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model on disk: what it is, and its weights."""
+
+    architecture: str
+    config: LlamaConfig
+    eos_token_ids: tuple[int, ...]
+    # Longest context whose attention is full; None if it always is.
+    sliding_window: int | None
+    weights: Weights
+    # All that decides what the model computes.
+    files: tuple[Path, ...]

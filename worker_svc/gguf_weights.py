@@ -1,0 +1,127 @@
+"""The tensors of a GGUF file, dequantized, under the names and in the order of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pageloom.errors import ModelLoadError
+from pageloom.gguf_file import GgufFile, GgufTensor
+
+ROPE_DIVISORS = "rope_freqs.weight"
+_OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_PLAIN_DTYPES = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+# Rows are dequantized in pieces, so that loading never holds a large matrix in float32.
+_PIECE_ELEMENTS = 1 << 20
+
+
+class GgufWeights:
+    """Implements checkpoint.Weights. The file is mapped until this object is gone.
+
+    `interleaved_heads` maps the names of projections to their number of heads, where the file keeps
+    the two halves of each head's rotated dimensions interleaved: llama.cpp's converter writes
+    "llama" models so, because its RoPE turns neighbouring dimensions.
+    """
+
+    def __init__(self, file: GgufFile, interleaved_heads: dict[str, int]) -> None:
+        self.path = file.path
+        self._file = file
+        self._interleaved_heads = interleaved_heads
+        # Copy on write, only because torch warns of arrays that cannot be written.
+        self._data = np.memmap(file.path, np.uint8, mode="c")
+        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name != ROPE_DIVISORS}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        bytes_of: dict[int, int] = {}
+        for tensor in self._tensors.values():
+            bytes_of[tensor.ggml_type] = bytes_of.get(tensor.ggml_type, 0) + tensor.num_bytes
+        most = max(bytes_of, key=bytes_of.__getitem__, default=None)
+        return None if most is None else _PLAIN_DTYPES.get(GGMLQuantizationType(most))
+
+    def num_bytes(self, name: str) -> int:
+        return self._tensors[name].num_bytes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def describe(self, name: str) -> str:
+        return f"{self._file.path}: tensor {self._tensors[name].name}"
+
+    def read(self, name: str, out: Tensor) -> None:
+        tensor = self._tensors[name]
+        flat = out.view(-1, tensor.shape[-1])
+        start = 0
+        for piece in _dequantized(self._file, tensor, self._data):
+            flat[start : start + len(piece)].copy_(torch.from_numpy(piece))
+            start += len(piece)
+        num_heads = self._interleaved_heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        if num_heads is not None:
+            out.copy_(_uninterleave(out, num_heads))
+
+
+def read_rope_divisors(file: GgufFile) -> tuple[float, ...] | None:
+    """The frequency divisors of Llama 3.1's RoPE, if the file has them."""
+    tensor = file.tensors.get(ROPE_DIVISORS)
+    if tensor is None:
+        return None
+    data = np.memmap(file.path, np.uint8, mode="r")
+    return tuple(np.concatenate([piece.ravel() for piece in _dequantized(file, tensor, data)]).tolist())
+
+
+def hf_name(name: str) -> str:
+    """Hugging Face's name for a tensor; an unknown one stays as it is, for the loader to refuse."""
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is not None and match[2] in _LAYER_NAMES:
+        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    return _OUTER_NAMES.get(name, name)
+
+
+def _uninterleave(rows: Tensor, num_heads: int) -> Tensor:
+    """Undoes LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py, for a weight or a bias."""
+    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _dequantized(file: GgufFile, tensor: GgufTensor, data: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
+    """The tensor's rows in float32, some at a time; `data` is the whole file."""
+    row_elements = tensor.shape[-1]
+    num_rows = torch.Size(tensor.shape).numel() // row_elements
+    rows = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(num_rows, -1)
+    rows_per_piece = max(1, _PIECE_ELEMENTS // row_elements)
+    for start in range(0, num_rows, rows_per_piece):
+        try:
+            yield dequantize(rows[start : start + rows_per_piece], GGMLQuantizationType(tensor.ggml_type))
+        except NotImplementedError as error:
+            raise ModelLoadError(f"{file.path}: tensor {tensor.name}: {error}") from None

@@ -1,0 +1,241 @@
+"""What model is in a Hugging Face folder? Its config.json as a LlamaConfig, and its end-of-sequence tokens.
+
+Own code, because importing transformers costs a worker 2 s and 200 MB. Missing keys have the defaults
+of transformers' configuration classes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from pageloom.errors import ModelLoadError
+from worker_svc.models.config import LlamaConfig
+from worker_svc.models.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+
+log = structlog.get_logger()
+
+_SUPPORTED = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768}
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+T = TypeVar("T", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfModel:
+    """What the JSON files of a model folder say."""
+
+    architecture: str
+    config: LlamaConfig
+    eos_token_ids: tuple[int, ...]
+    sliding_window: int | None
+
+
+def read_hf_config(folder: Path) -> HfModel:
+    """Reads config.json and generation_config.json.
+
+    Raises ModelLoadError, naming the file and the key, for what is missing, malformed or not supported.
+    """
+    values = _JsonObject.read(folder / "config.json")
+    architecture = _supported_architecture(values)
+    _refuse_unsupported(values)
+    return HfModel(
+        architecture=architecture,
+        config=_llama_config(values, architecture),
+        eos_token_ids=_eos_token_ids(values, folder / "generation_config.json"),
+        sliding_window=_sliding_window(values, architecture),
+    )
+
+
+class _JsonObject:
+    """A JSON object whose values are checked where they are taken."""
+
+    def __init__(self, path: Path, values: dict[str, object]) -> None:
+        self.path = path
+        self.values = values
+
+    @classmethod
+    def read(cls, path: Path) -> _JsonObject:
+        try:
+            values = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path}: cannot be read as JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"{path}: holds no JSON object")
+        return cls(path, values)
+
+    def get(self, key: str, kind: type[T], default: T) -> T:
+        """The value of `key`; the default if it is missing or null."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ModelLoadError(f"{self.path}: {key} is {value!r}, not of type {kind.__name__}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0. Without a default the key must be there."""
+        if default is None and self.values.get(key) is None:
+            raise ModelLoadError(f"{self.path}: {key} is missing")
+        value = self.get(key, int, default or 0)
+        if value < 1:
+            raise ModelLoadError(f"{self.path}: {key} is {value}, it must be at least 1")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0. Without a default the key must be there."""
+        if default is None and self.values.get(key) is None:
+            raise ModelLoadError(f"{self.path}: {key} is missing")
+        value = self.get(key, float, default or 0.0)
+        if not 0 < value < float("inf"):
+            raise ModelLoadError(f"{self.path}: {key} is {value}, it must be above 0")
+        return value
+
+    def child(self, key: str) -> _JsonObject:
+        """The object at `key`; an empty one if it is missing or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise ModelLoadError(f"{self.path}: {key} is {value!r}, not an object")
+        return _JsonObject(self.path, value or {})
+
+
+def _supported_architecture(values: _JsonObject) -> str:
+    model_type = values.get("model_type", str, "")
+    expected = _SUPPORTED.get(model_type)
+    named = values.values.get("architectures") or [expected]
+    if expected is None or not isinstance(named, list) or expected not in named:
+        found = named if expected is not None else model_type or "not named"
+        raise ModelLoadError(
+            f"{values.path}: architecture {found} is not supported; supported are {', '.join(_SUPPORTED.values())}"
+        )
+    return model_type
+
+
+def _refuse_unsupported(values: _JsonObject) -> None:
+    if values.values.get("auto_map"):
+        log.warning("config.json names code of its own (auto_map); it is not run", path=str(values.path))
+    if values.values.get("quantization_config") is not None:
+        raise ModelLoadError(
+            f"{values.path}: quantization_config is not supported; give unquantized safetensors or a GGUF file"
+        )
+    activation = values.get("hidden_act", str, "silu")
+    if activation != "silu":
+        raise ModelLoadError(f"{values.path}: hidden_act {activation!r} is not supported; supported is 'silu'")
+
+
+def _llama_config(values: _JsonObject, architecture: str) -> LlamaConfig:
+    num_heads = values.count("num_attention_heads")
+    hidden_size = values.count("hidden_size")
+    num_kv_heads = values.count("num_key_value_heads", 8 if architecture == "mistral" else num_heads)
+    max_positions = values.count("max_position_embeddings", _DEFAULT_CONTEXT[architecture])
+    head_dim = values.count("head_dim", hidden_size // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelLoadError(
+            f"{values.path}: {num_heads} heads of {head_dim} dimensions and {num_kv_heads} key-value heads do not fit: "
+            "heads must be a multiple of key-value heads, and dimensions even"
+        )
+    attention_bias = architecture == "llama" and values.get("attention_bias", bool, False)
+    return LlamaConfig(
+        vocab_size=values.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=values.count("intermediate_size"),
+        num_layers=values.count("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=values.positive("rms_norm_eps", 1e-6),
+        rope=_rope(values, max_positions),
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=values.get("tie_word_embeddings", bool, False),
+        qkv_bias=attention_bias or architecture == "qwen2",
+        attention_output_bias=attention_bias,
+        mlp_bias=architecture == "llama" and values.get("mlp_bias", bool, False),
+    )
+
+
+def _rope(values: _JsonObject, max_positions: int) -> RopeConfig:
+    # Since transformers 5 all of it is in rope_parameters; before, rope_scaling stood beside rope_theta.
+    rope = values.child("rope_parameters")
+    if not rope.values:
+        rope = values.child("rope_scaling")
+    theta = rope.positive("rope_theta", values.positive("rope_theta", 10000.0))
+    partial = rope.get("partial_rotary_factor", float, values.get("partial_rotary_factor", float, 1.0))
+    if partial != 1.0:
+        raise ModelLoadError(f"{values.path}: partial_rotary_factor {partial} is not supported; supported is 1")
+    rope_type = rope.get("rope_type", str, rope.get("type", str, "default"))
+    if rope_type not in _ROPE_TYPES:
+        raise ModelLoadError(
+            f"{values.path}: RoPE type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}"
+        )
+    return RopeConfig(theta=theta, scaling=_rope_scaling(rope, rope_type, max_positions))
+
+
+def _rope_scaling(rope: _JsonObject, rope_type: str, max_positions: int) -> RopeScaling | None:
+    if rope_type == "linear":
+        return LinearScaling(factor=rope.positive("factor"))
+    if rope_type == "llama3":
+        return Llama3Scaling(
+            factor=rope.positive("factor"),
+            low_freq_factor=rope.positive("low_freq_factor"),
+            high_freq_factor=rope.positive("high_freq_factor"),
+            original_max_position_embeddings=rope.count("original_max_position_embeddings", max_positions),
+        )
+    if rope_type == "yarn":
+        return _yarn_scaling(rope, max_positions)
+    # "dynamic" scales only what is longer than max_position_embeddings, and no context here is.
+    return None
+
+
+def _yarn_scaling(rope: _JsonObject, max_positions: int) -> YarnScaling:
+    original = rope.count("original_max_position_embeddings", max_positions)
+    factor = rope.positive("factor", max_positions / original)
+    recommended = yarn_attention_factor(factor)
+    mscale, mscale_all_dim = rope.get("mscale", float, 0.0), rope.get("mscale_all_dim", float, 0.0)
+    if mscale and mscale_all_dim:
+        recommended = yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, mscale_all_dim)
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=rope.positive("attention_factor", recommended),
+        beta_fast=rope.positive("beta_fast", 32.0),
+        beta_slow=rope.positive("beta_slow", 1.0),
+        truncate=rope.get("truncate", bool, True),
+    )
+
+
+def _sliding_window(values: _JsonObject, architecture: str) -> int | None:
+    if architecture == "mistral":
+        # Null means none, and a missing key the 4,096 of the first Mistral.
+        return values.count("sliding_window") if values.values.get("sliding_window", 4096) is not None else None
+    if architecture == "qwen2" and values.get("use_sliding_window", bool, False):
+        return values.count("sliding_window", 4096)
+    return None
+
+
+def _eos_token_ids(values: _JsonObject, generation_config: Path) -> tuple[int, ...]:
+    """All ids that either file names, each once."""
+    sources = [values]
+    if generation_config.is_file():
+        sources.append(_JsonObject.read(generation_config))
+    found: dict[int, None] = {}
+    for source in sources:
+        named = source.values.get("eos_token_id")
+        for token_id in named if isinstance(named, list) else [named]:
+            if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0:
+                found[token_id] = None
+            elif token_id is not None:
+                raise ModelLoadError(f"{source.path}: eos_token_id {token_id!r} is not a token id")
+    return tuple(found)

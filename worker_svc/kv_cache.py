@@ -1,0 +1,96 @@
+"""How many KV blocks fit, how long a context do they hold, and where are they? The block tensors of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pageloom.config import WorkerConfig
+from pageloom.errors import InvalidConfig
+from pageloom.plan import CacheInfo
+from worker_svc.host import available_memory_bytes
+from worker_svc.models.config import LlamaConfig
+
+_MOST_CPU_BYTES = 4 << 30
+_CPU_MEMORY_FRACTION = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KvCache:
+    """The pool. `layers` are views of one allocation, each [blocks, 2, kv_heads, block_size, head_dim]."""
+
+    info: CacheInfo
+    blocks: Tensor  # [layers, blocks, 2, kv_heads, block_size, head_dim]
+    layers: tuple[Tensor, ...]
+
+    def copy(self, source_ids: tuple[int, ...], target_ids: tuple[int, ...]) -> None:
+        """Copies whole blocks, in all layers; no target may be a source."""
+        if source_ids:
+            sources = torch.tensor(source_ids, device=self.blocks.device)
+            targets = torch.tensor(target_ids, device=self.blocks.device)
+            self.blocks[:, targets] = self.blocks[:, sources]
+
+
+def allocate_kv_cache(
+    model: LlamaConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KvCache:
+    """Zeroed blocks. On a CPU, memory that no block has used yet is not resident."""
+    shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
+    num_bytes = num_blocks * block_bytes(model, block_size, dtype)
+    try:
+        if device.type == "cpu":
+            # Unlike torch.zeros, np.zeros takes zero pages from the system and touches none.
+            blocks = torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+        else:
+            blocks = torch.zeros(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError):
+        raise InvalidConfig(
+            f"{num_bytes} bytes for {num_blocks} KV blocks cannot be allocated; "
+            "lower --num-blocks, --kv-cache-memory-bytes or --gpu-memory-utilization"
+        ) from None
+    info = CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=num_bytes)
+    return KvCache(info=info, blocks=blocks, layers=blocks.unbind(0))
+
+
+def block_bytes(model: LlamaConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim * dtype.itemsize
+
+
+def count_blocks(config: WorkerConfig, bytes_per_block: int, free_gpu_bytes: int | None) -> int:
+    """Blocks by `num_blocks`, else `kv_cache_memory_bytes`, else the device's memory.
+
+    `free_gpu_bytes` is what --gpu-memory-utilization leaves beside weights and activations; None on a
+    CPU, where a quarter of the available memory is taken, at most 4 GiB. Raises InvalidConfig if not
+    even one block fits.
+    """
+    if config.num_blocks is not None:
+        return config.num_blocks
+    budget_bytes = config.kv_cache_memory_bytes
+    if budget_bytes is None:
+        budget_bytes = free_gpu_bytes
+    if budget_bytes is None:
+        budget_bytes = min(_MOST_CPU_BYTES, int(available_memory_bytes() * _CPU_MEMORY_FRACTION))
+    if budget_bytes < bytes_per_block:
+        raise InvalidConfig(
+            f"{max(budget_bytes, 0)} bytes of memory are left for the KV cache, less than the {bytes_per_block} of one "
+            "block; raise --kv-cache-memory-bytes or --gpu-memory-utilization"
+        )
+    return budget_bytes // bytes_per_block
+
+
+def fit_context(requested: int | None, longest: int, num_blocks: int, block_size: int) -> int:
+    """The context length: what was requested, otherwise as much of `longest` as all blocks together hold.
+
+    Raises InvalidConfig if a requested length does not fit.
+    """
+    held = num_blocks * block_size
+    if requested is not None and requested > held:
+        raise InvalidConfig(
+            f"--max-model-len {requested} does not fit: the KV cache has {num_blocks} blocks of {block_size} tokens; "
+            f"lower it to {held}, or raise --num-blocks, --kv-cache-memory-bytes or --gpu-memory-utilization"
+        )
+    return min(requested or longest, held)

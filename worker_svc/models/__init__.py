@@ -1,0 +1,7 @@
+"""Which code runs an architecture? Names as in config.json's model_type and GGUF's general.architecture."""
+
+from __future__ import annotations
+
+from worker_svc.models.llama import Llama
+
+MODEL_CLASSES = {"llama": Llama, "mistral": Llama, "qwen2": Llama}

@@ -1,0 +1,118 @@
+"""A Llama, top to bottom: also Mistral and Qwen2, which differ in their configuration only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pageloom_kernels import AttentionBatch, paged_attention, rms_norm, rotary_write_kv, silu_mul
+from worker_svc.models.config import LlamaConfig
+from worker_svc.models.layers import Linear
+from worker_svc.models.rope import rotary_tables
+
+
+class Llama:
+    """Weights and forward pass. Weights are uninitialised until `destinations` are filled and
+    `finish_loading` was called."""
+
+    def __init__(self, config: LlamaConfig, *, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.layers = [LlamaLayer(config, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        # A tied head is the embedding itself: the matrix exists once.
+        self.head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
+        cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
+        self.cos, self.sin = cos.to(device), sin.to(device)
+
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor]) -> Tensor:
+        """[tokens] -> normalised hidden states [tokens, hidden]; writes each layer's K and V."""
+        hidden = functional.embedding(token_ids, self.embedding)
+        residual: Tensor | None = None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden, residual = layer.forward(hidden, residual, self.cos, self.sin, kv_cache, batch)
+        return rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps, residual=residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
+        return functional.linear(hidden, self.head)
+
+    def destinations(self) -> dict[str, Tensor]:
+        """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
+        destinations = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if not self.config.tie_word_embeddings:
+            destinations["lm_head.weight"] = self.head
+        for index, layer in enumerate(self.layers):
+            destinations |= layer.destinations(f"model.layers.{index}.")
+        return destinations
+
+    def finish_loading(self) -> None:
+        """Puts the loaded weights into the layout that the device multiplies fastest."""
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                linear.pack()
+
+
+class LlamaLayer:
+    """Attention and feed-forward network, each behind its norm."""
+
+    def __init__(self, config: LlamaConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+
+        def linear(in_features: int, out_features: int, bias: bool) -> Linear:
+            return Linear(in_features, out_features, bias=bias, dtype=dtype, device=device)
+
+        self.attention_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self.qkv = linear(hidden, query_size + 2 * kv_size, config.qkv_bias)
+        self.output = linear(query_size, hidden, config.attention_output_bias)
+        self.mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self.gate_up = linear(hidden, 2 * inner, config.mlp_bias)
+        self.down = linear(inner, hidden, config.mlp_bias)
+        self._qkv_sizes = [query_size, kv_size, kv_size]
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Takes and returns (what the layer adds to the residual, the residual), each [tokens, hidden]."""
+        eps = self.config.rms_norm_eps
+        hidden, residual = rms_norm(hidden, self.attention_norm, eps=eps, residual=residual)
+        hidden = self._attend(hidden, cos, sin, kv_cache, batch)
+        hidden, residual = rms_norm(hidden, self.mlp_norm, eps=eps, residual=residual)
+        return self.down(silu_mul(self.gate_up(hidden))), residual
+
+    def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> Tensor:
+        head_dim = self.config.head_dim
+        query, key, value = (
+            part.view(len(hidden), -1, head_dim) for part in torch.split(self.qkv(hidden), self._qkv_sizes, dim=-1)
+        )  # [tokens, heads, head_dim]
+        query = rotary_write_kv(query, key, value, cos, sin, kv_cache, batch)
+        attended = paged_attention(query, kv_cache, batch, scale=head_dim**-0.5)
+        return self.output(attended.flatten(1))
+
+    def destinations(self, prefix: str) -> dict[str, Tensor]:
+        """As Llama.destinations, for one layer."""
+        destinations = {
+            f"{prefix}input_layernorm.weight": self.attention_norm,
+            f"{prefix}post_attention_layernorm.weight": self.mlp_norm,
+        }
+        inner = self.config.intermediate_size
+        for linear, names, sizes in (
+            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), self._qkv_sizes),
+            (self.output, ("self_attn.o_proj",), [self.config.hidden_size]),
+            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), [inner, inner]),
+            (self.down, ("mlp.down_proj",), [self.config.hidden_size]),
+        ):
+            destinations |= _parts(linear, [prefix + name for name in names], sizes)
+        return destinations
+
+
+def _parts(linear: Linear, names: Sequence[str], sizes: list[int]) -> dict[str, Tensor]:
+    parts = dict(zip((f"{name}.weight" for name in names), torch.split(linear.weight, sizes), strict=True))
+    if linear.bias is not None:
+        parts |= zip((f"{name}.bias" for name in names), torch.split(linear.bias, sizes), strict=True)
+    return parts

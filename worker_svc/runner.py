@@ -1,0 +1,162 @@
+"""Runs the steps of a plan: slots and model in one object, driven by one thread."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+import torch
+
+from pageloom.config import WorkerConfig
+from pageloom.errors import InvalidConfig
+from pageloom.model_files import locate_model
+from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
+from worker_svc.batch_inputs import build_batch_inputs
+from worker_svc.checkpoint import Checkpoint
+from worker_svc.device import dtype_name, resolve_device, resolve_dtype
+from worker_svc.digest import model_digest
+from worker_svc.host import usable_cores
+from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
+from worker_svc.loader import Progress, load_model, open_checkpoint
+from worker_svc.models.llama import Llama
+from worker_svc.rehearsal import measure_free_gpu_bytes, rehearse
+from worker_svc.sampler import NO_DRAWS, Draws, Sampler
+from worker_svc.slots import Runs, SlotTable
+
+log = structlog.get_logger()
+
+_WARM_UP_TOKENS = 64
+_NOT_FINITE = "the model's logits are not finite numbers"
+
+
+def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
+    """Loads the model and allocates its KV memory; `progress` gets bytes read and bytes in all.
+
+    Raises ModelLoadError or InvalidConfig.
+    """
+    torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
+    files = locate_model(config.model)
+    checkpoint = open_checkpoint(files)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, checkpoint.weights.dtype, device)
+    longest = _longest_context(checkpoint, config.max_model_len)
+    model, weights_bytes = load_model(checkpoint, num_positions=longest, dtype=dtype, device=device, progress=progress)
+    cache = _make_cache(config, model, dtype, device)
+    info = ModelInfo(
+        name=files.name,
+        digest=model_digest(checkpoint.files, dtype),
+        architecture=checkpoint.architecture,
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
+        eos_token_ids=_inside_vocabulary(checkpoint),
+        dtype=dtype_name(dtype),
+        weights_bytes=weights_bytes,
+    )
+    if info.max_model_len < longest:
+        log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
+    return ModelRunner(config, info, model, cache, device)
+
+
+class ModelRunner:
+    """A loaded model with its KV blocks and slots. One thread at a time may call it."""
+
+    def __init__(
+        self, config: WorkerConfig, info: ModelInfo, model: Llama, cache: KvCache, device: torch.device
+    ) -> None:
+        self.model = info
+        self.cache: CacheInfo = cache.info
+        self.max_num_seqs = config.max_num_seqs
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self._llama = model
+        self._kv = cache
+        self._device = device
+        self._slots = SlotTable(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+            block_size=cache.info.block_size,
+            num_blocks=cache.info.num_blocks,
+            vocab_size=info.vocab_size,
+        )
+        self._sampler = Sampler(
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            device=device,
+        )
+
+    def warm_up(self) -> None:
+        """Runs the model once for each kind of step, so that no request pays for what a first run
+        compiles. No block is written."""
+        for num_tokens in (1, min(self.max_num_batched_tokens, _WARM_UP_TOKENS)):
+            rehearse(self._llama, self._kv.layers, num_tokens, self._device)
+
+    @torch.inference_mode()
+    def step(self, plan: BatchPlan) -> StepResult:
+        """Applies the plan and runs it. Raises PlanError if it contradicts the slots; after that only
+        a snapshot, or the first plan of another epoch, can be run."""
+        started_s = time.perf_counter()
+        for admission in self._slots.apply(plan):
+            self._sampler.bind(admission)
+        self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
+        runs, failures = self._slots.select_runs(plan)
+        draws = self._run(runs)
+        self._slots.advance(runs, draws.slots, draws.token_ids)
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step,
+            slots=tuple(draws.slots.tolist()),
+            token_ids=tuple(draws.token_ids.tolist()),
+            logprobs=draws.logprobs,
+            failures=failures | dict.fromkeys(draws.failed_slots.tolist(), _NOT_FINITE),
+            duration_s=time.perf_counter() - started_s,
+        )
+
+    def _run(self, runs: Runs) -> Draws:
+        if len(runs.slots) == 0:
+            return NO_DRAWS
+        inputs = build_batch_inputs(self._slots, runs, self._device)
+        hidden = self._llama.forward(inputs.token_ids, inputs.attention, self._kv.layers)
+        slots = runs.draw_slots
+        if len(slots) == 0:
+            return NO_DRAWS
+        logits = self._llama.logits(hidden[inputs.draw_rows])
+        positions = self._slots.num_tokens[slots]
+        return self._sampler.sample(logits, slots, positions, positions - self._slots.num_prompt_tokens[slots])
+
+
+def _longest_context(checkpoint: Checkpoint, requested: int | None) -> int:
+    """The context length to prepare for. Raises InvalidConfig if the model cannot have it."""
+    longest = checkpoint.config.max_position_embeddings
+    if requested is not None and requested > longest:
+        raise InvalidConfig(f"--max-model-len {requested} is more than the model's {longest} positions")
+    context = requested or longest
+    window = checkpoint.sliding_window
+    if window is not None and context > window:
+        raise InvalidConfig(
+            f"the model attends to a sliding window of {window} tokens, which is not supported beyond that length; "
+            f"use --max-model-len {window} or less"
+        )
+    return context
+
+
+def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
+    return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
+
+
+def _make_cache(config: WorkerConfig, model: Llama, dtype: torch.dtype, device: torch.device) -> KvCache:
+    free_gpu_bytes = None
+    if device.type == "cuda":
+        free_gpu_bytes = measure_free_gpu_bytes(
+            model,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            block_size=config.block_size,
+            dtype=dtype,
+            device=device,
+        )
+    num_blocks = count_blocks(config, block_bytes(model.config, config.block_size, dtype), free_gpu_bytes)
+    return allocate_kv_cache(
+        model.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=device
+    )

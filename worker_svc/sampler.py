@@ -1,0 +1,159 @@
+"""Which token does each row draw? Logits and the slots' parameters in, token ids and log-probabilities out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pageloom.outputs import TokenLogprobs
+from pageloom.plan import Admission
+from worker_svc.counter_random import uniforms
+from worker_svc.draw import Truncation, draw, truncate
+from worker_svc.penalties import PenaltyState
+from worker_svc.sampling_table import NO_LOGPROBS, SamplingTable
+
+_FAILED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """What the rows of one step drew. A row that failed is in `failed_slots` only."""
+
+    slots: NDArray[np.int64]  # [drawn]
+    token_ids: NDArray[np.int64]  # [drawn], parallel to slots
+    failed_slots: NDArray[np.int64]
+    logprobs: dict[int, TokenLogprobs]  # by slot, for those that asked
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+NO_DRAWS = Draws(slots=_NO_ROWS, token_ids=_NO_ROWS, failed_slots=_NO_ROWS, logprobs={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _RawLogprobs:
+    """Log-softmax of the untouched logits, for the rows that report it."""
+
+    rows: NDArray[np.int64]
+    values: Tensor  # [reporting, vocab] float32
+
+
+class Sampler:
+    """The sampler's state for all slots. A step's order is vLLM's: raw log-probabilities; logit bias
+    and the mask of min_tokens; penalties; temperature; min_p, top_k, top_p; draw."""
+
+    def __init__(
+        self, *, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+    ) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._table = SamplingTable(max_num_seqs=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        self._penalties = PenaltyState(self._table, max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
+
+    def bind(self, admission: Admission) -> None:
+        """Takes over the parameters and the tokens of a newly bound slot."""
+        self._table.bind(admission)
+        self._penalties.bind(admission)
+
+    def sample(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        num_output_tokens: NDArray[np.int64],
+    ) -> Draws:
+        """Draws one token for each row of `logits` [rows, vocab], which may be overwritten.
+
+        Row i belongs to slots[i], whose next token has the absolute index positions[i] and which has
+        num_output_tokens[i] already. A row without a finite largest logit fails; the others do not notice.
+        """
+        logits = logits.float()
+        raw = self._raw_logprobs(logits, slots)
+        self._add_biases(logits, slots)
+        self._mask_ending_tokens(logits, slots, num_output_tokens)
+        self._penalties.apply(logits, slots)
+        chosen = self._choose(logits, slots, positions)
+        # The step's one wait for the device, unless somebody asked for log-probabilities.
+        token_ids = chosen.cpu().numpy()
+        drawn = token_ids != _FAILED
+        self._penalties.record(slots[drawn], token_ids[drawn])
+        logprobs = self._report(raw, slots, token_ids) if raw is not None else {}
+        return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failed_slots=slots[~drawn], logprobs=logprobs)
+
+    def _raw_logprobs(self, logits: Tensor, slots: NDArray[np.int64]) -> _RawLogprobs | None:
+        rows = np.flatnonzero(self._table.num_logprobs[slots] != NO_LOGPROBS)
+        if rows.size == 0:
+            return None
+        return _RawLogprobs(rows=rows, values=logits[self._upload(rows)].log_softmax(dim=-1))
+
+    def _add_biases(self, logits: Tensor, slots: NDArray[np.int64]) -> None:
+        rows = np.flatnonzero(self._table.num_biased[slots])
+        if rows.size == 0:
+            return
+        width = int(self._table.num_biased[slots[rows]].max())
+        token_ids = self._upload(self._table.biased_token_ids[slots[rows], :width])
+        biases = self._upload(self._table.biases[slots[rows], :width])
+        logits.index_put_((self._upload(rows)[:, None], token_ids), biases, accumulate=True)
+
+    def _mask_ending_tokens(
+        self, logits: Tensor, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
+    ) -> None:
+        too_short = num_output_tokens < self._table.min_tokens[slots]
+        rows = np.flatnonzero(too_short & (self._table.num_ending[slots] > 0))
+        if rows.size == 0:
+            return
+        width = int(self._table.num_ending[slots[rows]].max())
+        token_ids = self._upload(self._table.ending_token_ids[slots[rows], :width])
+        logits[self._upload(rows)[:, None], token_ids] = -torch.inf
+
+    def _choose(self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Token ids [rows] int64, _FAILED where the largest logit is not a finite number."""
+        largest, token_ids = logits.max(dim=-1)
+        rows = np.flatnonzero(self._table.temperature[slots] > 0)
+        if rows.size == len(slots):
+            token_ids = self._draw_randomly(logits, slots, positions)
+        elif rows.size > 0:
+            index = self._upload(rows)
+            token_ids[index] = self._draw_randomly(logits[index], slots[rows], positions[rows])
+        return torch.where(largest.isfinite(), token_ids, _FAILED)
+
+    def _draw_randomly(self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        table = self._table
+        # A temperature that is all but zero may not turn the largest logit into infinity.
+        shifted = logits - logits.amax(dim=-1, keepdim=True)
+        probs = (shifted / self._upload(table.temperature[slots])[:, None]).softmax(dim=-1)
+        top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
+        if (top_k > 0).any() or (top_p < 1).any() or (min_p > 0).any():
+            top_k = np.where(top_k > 0, top_k, self._vocab_size)
+            truncation = Truncation(
+                top_k=self._upload(top_k)[:, None],
+                top_p=self._upload(top_p)[:, None],
+                min_p=self._upload(min_p)[:, None],
+            )
+            probs = truncate(probs, truncation)
+        numbers = uniforms(table.seeds[slots], table.choice_indexes[slots], positions)
+        return draw(probs, self._upload(numbers))
+
+    def _report(
+        self, raw: _RawLogprobs, slots: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> dict[int, TokenLogprobs]:
+        counts = self._table.num_logprobs[slots[raw.rows]]
+        # At least one column, so that one shape serves those who want no alternatives.
+        top = raw.values.topk(min(max(int(counts.max()), 1), self._vocab_size), dim=-1)
+        chosen_index = self._upload(token_ids[raw.rows].clip(min=0))
+        chosen = raw.values.gather(-1, chosen_index[:, None])[:, 0].tolist()
+        top_token_ids, top_logprobs = top.indices.tolist(), top.values.tolist()
+        reports: dict[int, TokenLogprobs] = {}
+        for i, row in enumerate(raw.rows.tolist()):
+            if token_ids[row] != _FAILED:
+                count = int(counts[i])
+                reports[int(slots[row])] = TokenLogprobs(
+                    chosen[i], tuple(top_token_ids[i][:count]), tuple(top_logprobs[i][:count])
+                )
+        return reports
+
+    def _upload(self, array: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -1,0 +1,121 @@
+"""Keeps the worker attached: dials the scheduler, runs one attachment to its end, dials again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import structlog
+
+from pageloom import wire
+from pageloom.errors import StartupError
+from pageloom.plan import WorkerHello
+from pageloom.rpc.v1 import worker_pb2, worker_pb2_grpc
+from pageloom.rpc_channel import open_channel
+from worker_svc.attachment import AttachCall, Attachment, ProtocolBroken, Runner
+from worker_svc.metrics import WorkerMetrics
+
+log = structlog.get_logger()
+
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 5.0
+# The scheduler will never take this worker as it is, so dialling again is useless.
+_REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+class WorkerService:
+    """Attaches `runner` to the scheduler at `address`, again and again, until it is drained or stopped."""
+
+    def __init__(self, runner: Runner, address: str, worker_id: str, metrics: WorkerMetrics) -> None:
+        self._runner = runner
+        self._address = address
+        self._metrics = metrics
+        self._hello = WorkerHello(
+            worker_id=worker_id,
+            boot_id=secrets.token_hex(8),
+            model=runner.model,
+            cache=runner.cache,
+            max_num_seqs=runner.max_num_seqs,
+            max_num_batched_tokens=runner.max_num_batched_tokens,
+        )
+        # A welcome to an epoch that is not above it comes from a scheduler that was replaced.
+        self._highest_epoch = 0
+        self._stopping = asyncio.Event()
+        self._call: AttachCall | None = None
+
+    async def serve(self) -> None:
+        """Returns when drained or stopped. Raises StartupError if the scheduler refuses this worker."""
+        delay_s = _FIRST_DELAY_S
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            try:
+                if await self._attach():
+                    return
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _REFUSALS:
+                    raise StartupError(f"the scheduler at {self._address} refused it: {error.details()}") from None
+                log.warning("no scheduler", address=self._address, reason=error.details())
+            except ProtocolBroken as error:
+                log.error("plan stream broken", reason=str(error))
+            if time.monotonic() - started_s > _LONGEST_DELAY_S:
+                delay_s = _FIRST_DELAY_S
+            # Jitter keeps a fleet from dialling a restarted scheduler in one instant.
+            await self._pause(delay_s * random.uniform(0.5, 1.0))
+            delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+
+    async def stop(self) -> None:
+        """Closes the stream after the step at hand; the scheduler gives this worker's requests to others."""
+        self._stopping.set()
+        if self._call is not None:
+            await self._call.done_writing()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _attach(self) -> bool:
+        """Whether the attachment ended in order: drained by the scheduler, or stopped."""
+        async with open_channel(self._address) as channel:
+            # The stubs demand a request iterator; without one, the call is written to.
+            call = self._call = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[call-arg]
+            try:
+                await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(self._hello)))
+                messages = aiter(call)
+                welcome = await self._take_welcome(messages)
+                log.info("attached", scheduler=self._address, epoch=welcome.epoch)
+                return await self._run(call, messages, welcome)
+            except asyncio.InvalidStateError:
+                # A write after the scheduler ended the call; the status says why it did.
+                raise ProtocolBroken(await call.details() or "the scheduler ended the call") from None
+            finally:
+                self._call = None
+                call.cancel()
+
+    async def _take_welcome(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> worker_pb2.Welcome:
+        message = await anext(messages, worker_pb2.AttachResponse())
+        if message.WhichOneof("message") != "welcome":
+            raise ProtocolBroken("the scheduler did not answer with Welcome")
+        if message.welcome.epoch <= self._highest_epoch:
+            raise ProtocolBroken(f"epoch {message.welcome.epoch} is not above {self._highest_epoch}")
+        self._highest_epoch = message.welcome.epoch
+        return message.welcome
+
+    async def _run(
+        self, call: AttachCall, messages: AsyncIterator[worker_pb2.AttachResponse], welcome: worker_pb2.Welcome
+    ) -> bool:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="model") as thread:
+            attachment = Attachment(call, welcome, self._runner, thread, self._metrics)
+            heartbeats = asyncio.create_task(attachment.send_heartbeats())
+            try:
+                await attachment.run_plans(messages)
+            finally:
+                heartbeats.cancel()
+        return attachment.drained or self._stopping.is_set()
