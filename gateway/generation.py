@@ -98,6 +98,11 @@ class Generation:
 
     async def _relay(self, prompt_index: int) -> None:
         job, prompt = self._job, self._job.prompts[prompt_index]
+        first = prompt_index * job.n
+        if not job.generate:
+            for index in range(first, first + job.n):
+                await self._queue.put(ChoiceDelta(index, "", 0, (), "length"))
+            return
         request_id = f"{self._request_id}-{prompt_index}"
         request = GenerateRequest(
             request_id=request_id,
@@ -107,7 +112,6 @@ class Generation:
             priority=job.priority,
             cache_salt=job.cache_salt,
         )
-        first = prompt_index * job.n
         choices = [Choice(first + i, prompt_index, job, self._tokenizer, self._stops) for i in range(job.n)]
         cached: list[int] = []
         async with aclosing(self._client.generate(request)) as events:

@@ -16,6 +16,7 @@ from gateway.errors import BodyError
 MAX_DEPTH = 64
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 
 
 class JsonRoute(APIRoute):
@@ -75,9 +76,9 @@ def _is_too_deep(body: bytes) -> bool:
     """Removes the innermost brackets once per level, each time in one pass over what is left."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return False
-    brackets = _STRING.sub(b"", body).translate(None, _ALL_BUT_BRACKETS)
+    brackets = _STRING.sub(b"", body).translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
     for _ in range(MAX_DEPTH):
-        shallower = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        shallower = brackets.replace(b"[]", b"")
         if len(shallower) == len(brackets):
             # Nothing is left, or only what does not match, which the parser reports.
             return False

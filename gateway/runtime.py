@@ -66,9 +66,11 @@ async def generating(
     observer = RequestObserver(gateway.metrics, record.started_s, job.num_prompt_tokens, job.num_choices)
     record.observer = observer
     try:
-        async with gateway.lifecycle.running(receive):
-            async with Generation(gateway.client, answer_id, job, gateway.model.tokenizer, observer) as generation:
-                yield generation
+        async with (
+            gateway.lifecycle.running(receive),
+            Generation(gateway.client, answer_id, job, gateway.model.tokenizer, observer) as generation,
+        ):
+            yield generation
     except BaseException as error:
         observer.on_end(error)
         raise

@@ -1,4 +1,4 @@
-"""A generation -> the HTTP response that streams it. Ending the response, for whatever reason, cancels the generation."""
+"""A generation -> the HTTP response that streams it. However the response ends, the generation ends with it."""
 
 from __future__ import annotations
 

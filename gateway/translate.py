@@ -270,8 +270,8 @@ def _split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> lis
     if not prompt:
         raise InvalidRequest("prompt is empty", param="prompt")
     if isinstance(prompt[0], int):
-        return [[token_id for token_id in prompt if isinstance(token_id, int)]]
-    return [given for given in prompt if not isinstance(given, int)]
+        return [prompt]
+    return list(prompt)
 
 
 def _prompt_ids(given: str | list[int], body: CompletionRequest, model: ServedModel, info: ModelInfo) -> list[int]:

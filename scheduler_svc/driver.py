@@ -67,14 +67,18 @@ class Driver:
         if not self._outboxes:
             self._idle.set()
 
-    def attach(self, link: WorkerLink) -> None:
+    async def attach(self, link: WorkerLink) -> None:
         """Makes a worker's memory available. Raises InvalidRequest if its model is not the one that is served,
-        DuplicateRequest if a worker of its name is attached."""
-        if link.hello.worker_id in self._links:
-            raise DuplicateRequest(f"worker {link.hello.worker_id!r} is attached already")
+        DuplicateRequest if another process of its name is attached."""
+        worker_id = link.hello.worker_id
+        if (earlier := self._links.get(worker_id)) is not None:
+            if earlier.hello.boot_id != link.hello.boot_id:
+                raise DuplicateRequest(f"a worker named {worker_id!r} is attached already")
+            earlier.supersede()
+            await earlier.detached.wait()
         self._deliver(self._core.attach(link.hello, link.epoch))
-        self._links[link.hello.worker_id] = link
-        self._work_arrived[link.hello.worker_id] = asyncio.Event()
+        self._links[worker_id] = link
+        self._work_arrived[worker_id] = asyncio.Event()
 
     async def detach(self, link: WorkerLink) -> None:
         """The worker is gone: its requests go back to the queue with the tokens they have."""
@@ -83,6 +87,7 @@ class Driver:
         self._deliver(self._core.abandon(worker_id))
         self._metrics.publish(self._core.stats())
         self._wake_workers()
+        link.detached.set()
         await self._announce(self._serving)
 
     async def drive(self, link: WorkerLink) -> None:
@@ -148,7 +153,7 @@ class Driver:
         except TimeoutError:
             log.warning("drain timed out", open_requests=len(self._outboxes))
         for link in tuple(self._links.values()):
-            await link.drain()
+            link.drain()
 
     def _deliver(self, emissions: Iterable[Emission]) -> None:
         for emission in emissions:

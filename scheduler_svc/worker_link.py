@@ -12,6 +12,8 @@ from pageloom.rpc.v1 import worker_pb2
 
 # Plans are sent one at a time, so a worker that fills this speaks another protocol.
 _MAX_WAITING_RESULTS = 4
+# Welcome, one plan and Drain: this never fills.
+_MAX_OUTGOING = 8
 
 
 class WorkerLost(Exception):
@@ -30,26 +32,42 @@ class WorkerLink:
     ) -> None:
         self.hello = hello
         self.epoch = epoch
+        self.draining = False
         self._messages = messages
         self._write = write
+        # One task writes: a call takes one write at a time, and a drain may coincide with a plan.
+        self._outgoing: asyncio.Queue[worker_pb2.AttachResponse] = asyncio.Queue(_MAX_OUTGOING)
+        self._superseded = asyncio.Event()
+        self.detached = asyncio.Event()
         self._results: asyncio.Queue[StepResult] = asyncio.Queue(_MAX_WAITING_RESULTS)
         self._last_heard_s = time.monotonic()
 
-    async def welcome(self, heartbeat_interval_s: float) -> None:
+    def welcome(self, heartbeat_interval_s: float) -> None:
+        """The first message down."""
         message = worker_pb2.Welcome(epoch=self.epoch, heartbeat_interval_s=heartbeat_interval_s)
-        await self._write(worker_pb2.AttachResponse(welcome=message))
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(welcome=message))
+
+    async def write_all(self) -> None:
+        """Writes what the other methods send; never returns."""
+        while True:
+            await self._write(await self._outgoing.get())
 
     async def execute(self, plan: BatchPlan) -> StepResult:
         """Sends a plan and returns its result."""
-        await self._write(worker_pb2.AttachResponse(plan=wire.plan_to_proto(plan)))
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(plan=wire.plan_to_proto(plan)))
         while True:
             result = await self._results.get()
             if (result.epoch, result.step) == (plan.epoch, plan.step):
                 return result
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Tells the worker that no plans will come; it then closes its stream."""
-        await self._write(worker_pb2.AttachResponse(drain=worker_pb2.Drain()))
+        self.draining = True
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(drain=worker_pb2.Drain()))
+
+    def supersede(self) -> None:
+        """The same process has dialled again, so this stream is dead: makes `watch` raise WorkerLost."""
+        self._superseded.set()
 
     async def receive(self) -> None:
         """Reads the worker's messages until it is gone. Raises WorkerLost, always."""
@@ -68,11 +86,14 @@ class WorkerLink:
         except asyncio.QueueFull:
             raise WorkerLost("it sent results that nobody asked for") from None
 
-    async def watch_heartbeats(self, timeout_s: float) -> None:
-        """Raises WorkerLost after `timeout_s` of silence. HTTP/2 pings would not do: a peer whose
-        event loop is blocked or whose process is stopped still has its socket open."""
-        while True:
-            silence_s = time.monotonic() - self._last_heard_s
-            if silence_s >= timeout_s:
-                raise WorkerLost(f"it was silent for {silence_s:.1f} s")
-            await asyncio.sleep(timeout_s - silence_s)
+    async def watch(self, timeout_s: float) -> None:
+        """Raises WorkerLost after `timeout_s` of silence, or once superseded. HTTP/2 pings would not do: a peer
+        whose event loop is blocked or whose process is stopped still has its socket open."""
+        while (silence_s := time.monotonic() - self._last_heard_s) < timeout_s:
+            try:
+                async with asyncio.timeout(timeout_s - silence_s):
+                    await self._superseded.wait()
+                    raise WorkerLost("its process dialled again")
+            except TimeoutError:
+                continue
+        raise WorkerLost(f"it was silent for {silence_s:.1f} s")

@@ -42,17 +42,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         hello = await self._take_hello(request_iterator, context)
         link = WorkerLink(hello, next(self._epochs), request_iterator, context.write)
         async with aborting(context):
-            self._driver.attach(link)
+            await self._driver.attach(link)
         worker = log.bind(worker_id=hello.worker_id, epoch=link.epoch)
         worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)
+        link.welcome(self._heartbeat_interval_s)
         try:
-            await link.welcome(self._heartbeat_interval_s)
             async with asyncio.TaskGroup() as group:
+                group.create_task(link.write_all())
                 group.create_task(link.receive())
-                group.create_task(link.watch_heartbeats(self._heartbeat_timeout_s))
+                group.create_task(link.watch(self._heartbeat_timeout_s))
                 group.create_task(self._driver.drive(link))
         except* WorkerLost as lost:
-            worker.warning("worker lost", reason=str(lost.exceptions[0]))
+            if link.draining:
+                worker.info("worker left")
+            else:
+                worker.warning("worker lost", reason=str(lost.exceptions[0]))
         finally:
             await self._driver.detach(link)
 

@@ -27,7 +27,8 @@ FORBIDDEN = {
 CORE_ALLOWED = {
     "__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum", "hashlib", "heapq",
     "itertools", "math", "operator", "struct", "types", "typing",
-    "pageloom.errors", "pageloom.outputs", "pageloom.plan", "pageloom.sampling_params",
+    "pageloom.errors", "pageloom.outputs", "pageloom.plan", "pageloom.requests",
+    "pageloom.sampling_params",
 }  # fmt: skip
 # Generated code is untyped at heart, so few files may touch it.
 RPC_USERS = {

@@ -16,6 +16,9 @@ from worker_svc.metrics import WorkerMetrics
 
 AttachCall = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
 
+# Results wait for a plan each and heartbeats are rare, so this fills only if nobody reads.
+_MAX_OUTGOING = 64
+
 
 class Runner(Protocol):
     """What runs plans: the model, or anything that keeps to the plan's semantics."""
@@ -53,21 +56,40 @@ class Attachment:
         self._thread = thread
         self._metrics = metrics
         self._step = 0
+        # One task writes: a call takes one write at a time, and results and heartbeats may coincide.
+        self._outgoing: asyncio.Queue[worker_pb2.AttachRequest | None] = asyncio.Queue(_MAX_OUTGOING)
         self.drained = False
 
-    async def run_plans(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
-        """Returns when the scheduler drains this worker or closes the stream."""
+    async def run(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
+        """Returns when the scheduler drains this worker or closes the stream.
+
+        Raises ProtocolBroken or AioRpcError.
+        """
+        helpers = (asyncio.create_task(self._write_all()), asyncio.create_task(self._send_heartbeats()))
+        try:
+            await self._run_plans(messages)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            # What broke a write has ended the call too, and reading has raised it.
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _run_plans(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
         async for message in messages:
             kind = message.WhichOneof("message")
             if kind == "drain":
                 self.drained = True
-                await self._call.done_writing()
+                self.close()
             elif kind == "plan":
-                await self._run(wire.plan_from_proto(message.plan))
+                await self._run_plan(wire.plan_from_proto(message.plan))
             else:
                 raise ProtocolBroken(f"{kind or 'an empty message'} came where a plan was due")
 
-    async def _run(self, plan: BatchPlan) -> None:
+    def close(self) -> None:
+        """Ends our half of the stream after what is written already; the scheduler then ends its own."""
+        self._send(None)
+
+    async def _run_plan(self, plan: BatchPlan) -> None:
         if plan.epoch != self._epoch:
             raise ProtocolBroken(f"a plan of epoch {plan.epoch} came in epoch {self._epoch}")
         if plan.step != self._step + 1:
@@ -75,11 +97,21 @@ class Attachment:
         result = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.step, plan)
         self._step = plan.step
         self._metrics.observe_step(result)
-        await self._call.write(worker_pb2.AttachRequest(step_result=wire.result_to_proto(result)))
+        self._send(worker_pb2.AttachRequest(step_result=wire.result_to_proto(result)))
 
-    async def send_heartbeats(self) -> None:
-        """Never returns; ends when it is cancelled."""
+    def _send(self, message: worker_pb2.AttachRequest | None) -> None:
+        try:
+            self._outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            raise ProtocolBroken("the scheduler does not read what it is sent") from None
+
+    async def _write_all(self) -> None:
+        while (message := await self._outgoing.get()) is not None:
+            await self._call.write(message)
+        await self._call.done_writing()
+
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_interval_s)
             heartbeat = worker_pb2.Heartbeat(epoch=self._epoch, step=self._step)
-            await self._call.write(worker_pb2.AttachRequest(heartbeat=heartbeat))
+            self._send(worker_pb2.AttachRequest(heartbeat=heartbeat))

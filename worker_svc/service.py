@@ -46,7 +46,7 @@ class WorkerService:
         # A welcome to an epoch that is not above it comes from a scheduler that was replaced.
         self._highest_epoch = 0
         self._stopping = asyncio.Event()
-        self._call: AttachCall | None = None
+        self._attachment: Attachment | None = None
 
     async def serve(self) -> None:
         """Returns when drained or stopped. Raises StartupError if the scheduler refuses this worker."""
@@ -71,8 +71,8 @@ class WorkerService:
     async def stop(self) -> None:
         """Closes the stream after the step at hand; the scheduler gives this worker's requests to others."""
         self._stopping.set()
-        if self._call is not None:
-            await self._call.done_writing()
+        if self._attachment is not None:
+            self._attachment.close()
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -85,7 +85,7 @@ class WorkerService:
         """Whether the attachment ended in order: drained by the scheduler, or stopped."""
         async with open_channel(self._address) as channel:
             # The stubs demand a request iterator; without one, the call is written to.
-            call = self._call = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[call-arg]
+            call = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[call-arg]
             try:
                 await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(self._hello)))
                 messages = aiter(call)
@@ -96,7 +96,6 @@ class WorkerService:
                 # A write after the scheduler ended the call; the status says why it did.
                 raise ProtocolBroken(await call.details() or "the scheduler ended the call") from None
             finally:
-                self._call = None
                 call.cancel()
 
     async def _take_welcome(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> worker_pb2.Welcome:
@@ -112,10 +111,9 @@ class WorkerService:
         self, call: AttachCall, messages: AsyncIterator[worker_pb2.AttachResponse], welcome: worker_pb2.Welcome
     ) -> bool:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="model") as thread:
-            attachment = Attachment(call, welcome, self._runner, thread, self._metrics)
-            heartbeats = asyncio.create_task(attachment.send_heartbeats())
+            self._attachment = Attachment(call, welcome, self._runner, thread, self._metrics)
             try:
-                await attachment.run_plans(messages)
+                await self._attachment.run(messages)
+                return self._attachment.drained or self._stopping.is_set()
             finally:
-                heartbeats.cancel()
-        return attachment.drained or self._stopping.is_set()
+                self._attachment = None

@@ -16,7 +16,14 @@ class PagedAttention(Protocol):
 
 class RotaryWriteKv(Protocol):
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        batch: AttentionBatch,
     ) -> Tensor: ...
 
 
@@ -47,13 +54,14 @@ def operators(device: torch.device) -> Operators:
 
 def triton_operators(device: torch.device) -> Operators:
     """The Triton kernels. Imported here because Triton costs 70 MB of memory that a CPU worker can do without."""
-    from pageloom_kernels.paged_attention import launch
+    from pageloom_kernels.paged_attention.launch import paged_attention
     from pageloom_kernels.paged_attention.rotary_write_kernel import rotary_write_kv
+    from pageloom_kernels.paged_attention.tuning import Gpu
     from pageloom_kernels.rms_norm.kernel import rms_norm
     from pageloom_kernels.silu_mul.kernel import silu_mul
 
     return Operators(
-        paged_attention=partial(launch.paged_attention, gpu=launch.Gpu.of(device)),
+        paged_attention=partial(paged_attention, gpu=Gpu.of(device)),
         rotary_write_kv=rotary_write_kv,
         rms_norm=rms_norm,
         silu_mul=silu_mul,

@@ -18,6 +18,7 @@ from pageloom_kernels.paged_attention.reduce_kernel import reduce_segments
 from pageloom_kernels.paged_attention.tuning import DecodeTuning
 from pageloom_kernels.triton_jit import jit
 
+
 @jit
 def decode_kernel(
     p_query: tl.tensor,
@@ -71,13 +72,9 @@ def decode_kernel(
     b_visible = tl.full([BLOCK_M], 0, dtype=tl.int32) + stop
     p_kv += i_kv_head * (BLOCK_SIZE * D)
     p_block_table = p_block_tables + i_seq * stride_block_table
-    whole = start + (stop - start) // TILE * TILE
+    # Masks cost nothing here: the loop waits for memory, and a second loop for the last tile would wait once more.
     b_o, b_m, b_l = attend(
-        b_o, b_m, b_l, b_q, b_visible, p_kv, p_block_table, start, whole, scale_log2,
-        NUM_KV_HEADS, D, D_PAD, BLOCK_SIZE, TILE, MASKED=False, UPCAST=UPCAST,
-    )  # fmt: skip
-    b_o, b_m, b_l = attend(
-        b_o, b_m, b_l, b_q, b_visible, p_kv, p_block_table, whole, stop, scale_log2,
+        b_o, b_m, b_l, b_q, b_visible, p_kv, p_block_table, start, stop, scale_log2,
         NUM_KV_HEADS, D, D_PAD, BLOCK_SIZE, TILE, MASKED=True, UPCAST=UPCAST,
     )  # fmt: skip
     b_o = b_o / b_l[:, None]
@@ -92,7 +89,7 @@ def decode_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """How the sequences are split, on the device: the segments of sequence i are those from first[i] to first[i + 1]."""
+    """How the sequences are split, on the device: sequence i has the segments from first[i] to first[i + 1]."""
 
     first: Tensor  # [seqs + 1] int32
     seq: Tensor  # [bound] int32, the sequence of each segment; `seqs` for the ones that do not exist

@@ -12,15 +12,27 @@ from pageloom_kernels.paged_attention.tuning import Gpu, decode_tuning, prefill_
 
 
 def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, *, scale: float, gpu: Gpu) -> Tensor:
-    # One kernel for both would be slower than either: their loops pipeline differently.
+    # One kernel for both would be slower than either: the compiler pipelines their loops differently.
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    head_dim, itemsize = query.shape[2], query.itemsize
     scale_log2 = scale * math.log2(math.e)
-    shape = {"head_dim": kv_cache.shape[4], "block_size": kv_cache.shape[3], "itemsize": query.itemsize}
     if batch.num_decodes:
-        tuning = decode_tuning(gpu, **shape)
-        decode(query, kv_cache, batch, scale_log2=scale_log2, tuning=tuning, output=output)
+        decode(
+            query,
+            kv_cache,
+            batch,
+            scale_log2=scale_log2,
+            tuning=decode_tuning(gpu, head_dim=head_dim, itemsize=itemsize),
+            output=output,
+        )
     if batch.num_decodes < batch.seq_lens.shape[0]:
         rows = batch.max_query_len * (query.shape[1] // kv_cache.shape[2])
-        tuning = prefill_tuning(gpu, rows=rows, **shape)
-        prefill(query, kv_cache, batch, scale_log2=scale_log2, tuning=tuning, output=output)
+        prefill(
+            query,
+            kv_cache,
+            batch,
+            scale_log2=scale_log2,
+            tuning=prefill_tuning(gpu, head_dim=head_dim, itemsize=itemsize, rows=rows),
+            output=output,
+        )
     return output

@@ -91,13 +91,15 @@ def plan_query_blocks(query_start: Tensor, num_tokens: int, num_decodes: int, bl
     """The sequence of each block of query tokens, on the device, [bound] int32.
 
     Blocks do not cross sequences. Sequence i's first block is `(query_start[i] - num_decodes) // block_q + i -
-    num_decodes`: it may leave a block without tokens at the end of the sequence before, and the number of blocks depends
-    on nothing but counts known to the host.
+    num_decodes`: the sequence before may end with a block without tokens, and the number of blocks depends on nothing
+    but counts known to the host (as in vLLM's unified Triton kernel).
     """
     num_extends = query_start.shape[0] - 1 - num_decodes
     extends = torch.arange(num_extends, dtype=torch.int32, device=query_start.device)
     first_blocks = (query_start[num_decodes:-1] - num_decodes) // block_q + extends
-    blocks = torch.arange((num_tokens - num_decodes) // block_q + num_extends, dtype=torch.int32, device=query_start.device)
+    blocks = torch.arange(
+        (num_tokens - num_decodes) // block_q + num_extends, dtype=torch.int32, device=query_start.device
+    )
     return torch.searchsorted(first_blocks, blocks, right=True, out_int32=True) + (num_decodes - 1)
 
 

@@ -1,7 +1,7 @@
 """Paged attention in plain PyTorch: the CPU path, and the oracle of the kernels.
 
-Blocks are gathered so that each KV head's tokens become contiguous, then torch's fused attention runs over them. Decodes
-are taken many sequences at a time, extends one sequence at a time.
+Blocks are gathered so that each KV head's tokens become contiguous, then torch's fused attention runs over them.
+Decodes are taken many sequences at a time, extends one sequence at a time.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ def paged_attention(query: Tensor, kv_cache: Tensor, batch: AttentionBatch, *, s
 class _Chunk:
     """Decodes attended to in one call, padded to the longest of them."""
 
-    num_seqs: int
-    kv_rows: Tensor  # [2 * kv_heads * num_seqs * blocks] rows of `_kv_rows(kv_cache)`
+    members: slice  # of the decodes in order of length
+    kv_rows: Tensor  # [2 * kv_heads * seqs * blocks] rows of `_kv_rows(kv_cache)`
     padding_rows: Tensor  # rows of head_dim in the gathered tensor that hold no token of their sequence
-    mask: Tensor  # [num_seqs, 1, 1, blocks * block_size], 0 or -inf
+    mask: Tensor  # [seqs, 1, 1, blocks * block_size], 0 or -inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _chunks(block_tables: Tensor, seq_lens: Tensor, cache_shape: torch.Size, dty
         mask = torch.zeros(padding.shape, dtype=dtype, device=seq_lens.device).masked_fill_(padding, -torch.inf)
         chunks.append(
             _Chunk(
-                num_seqs=members.stop - members.start,
+                members=members,
                 kv_rows=_rows_of_blocks(block_tables[members], longest, cache_shape),
                 padding_rows=padding.expand(2 * num_kv_heads, *padding.shape).flatten().nonzero().flatten(),
                 mask=mask[:, None, None],
@@ -133,11 +133,12 @@ def _decode(query: Tensor, kv_cache: Tensor, plan: _Plan, scale: float) -> Tenso
     # The heads of a group are the query rows of their KV head.
     grouped = query.index_select(0, plan.order).view(query.shape[0], num_kv_heads, -1, head_dim)
     outputs = []
-    for queries, chunk in zip(grouped.split([c.num_seqs for c in plan.chunks]), plan.chunks, strict=True):
+    for chunk in plan.chunks:
+        queries = grouped[chunk.members]
         gathered = _kv_rows(kv_cache).index_select(0, chunk.kv_rows)
         # A masked score still multiplies its value by zero, and what unwritten slots hold may not be finite.
         gathered.view(-1, head_dim).index_fill_(0, chunk.padding_rows, 0)
-        key, value = gathered.view(2, num_kv_heads, chunk.num_seqs, -1, head_dim).transpose(1, 2)
+        key, value = gathered.view(2, num_kv_heads, queries.shape[0], -1, head_dim).transpose(1, 2)
         outputs.append(functional.scaled_dot_product_attention(queries, key, value, attn_mask=chunk.mask, scale=scale))
     return torch.cat(outputs).view(query.shape).index_select(0, plan.inverse)
 

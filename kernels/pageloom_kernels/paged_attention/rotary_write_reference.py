@@ -11,21 +11,20 @@ from pageloom_kernels.paged_attention.batch import AttentionBatch
 def rotary_write_kv(
     query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch
 ) -> Tensor:
-    states = torch.cat((query, key), dim=1)  # [tokens, num_heads + num_kv_heads, head_dim]
-    rotated = _rotate(states, *_rotation(batch, cos, sin))
-    new_query, new_key = rotated.split((query.shape[1], key.shape[1]), dim=1)
+    num_heads = query.shape[1]
+    rotated = _rotate(torch.cat((query, key), dim=1), *_rotation(batch, cos, sin))
     tokens, rows = _destination(batch, kv_cache.shape)
-    written = torch.cat((new_key, value), dim=1)
+    written = torch.cat((rotated[:, num_heads:], value), dim=1)  # [tokens, 2 * num_kv_heads, head_dim]
     if tokens is not None:
         written = written.index_select(0, tokens)
     kv_cache.view(-1, kv_cache.shape[4]).index_copy_(0, rows, written.view(-1, kv_cache.shape[4]))
-    return new_query
+    return rotated[:, :num_heads]
 
 
 def _rotate(states: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     upcast = states.float()
-    swapped = upcast.roll(states.shape[-1] // 2, -1)
-    return torch.addcmul(upcast * cos, swapped, signed_sin).to(states.dtype)
+    swapped: Tensor = upcast.roll(states.shape[-1] // 2, -1)
+    return (upcast * cos).addcmul_(swapped, signed_sin).to(states.dtype)
 
 
 @lru_cache(maxsize=2)

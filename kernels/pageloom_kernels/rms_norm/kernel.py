@@ -33,8 +33,8 @@ def rms_norm_kernel(
     b_x32 = b_x.to(tl.float32)
     inverse_rms = 1.0 / tl.sqrt(tl.sum(b_x32 * b_x32, axis=0) / N + eps)
     b_weight = tl.load(p_weight + o_n, mask=mask, other=0.0)
-    b_normed = (b_x32 * inverse_rms).to(b_x.dtype)
-    tl.store(p_output + i_row * N + o_n, b_normed * b_weight, mask=mask)
+    b_normed = (b_x32 * inverse_rms).to(b_x.dtype).to(tl.float32)
+    tl.store(p_output + i_row * N + o_n, (b_normed * b_weight.to(tl.float32)).to(b_x.dtype), mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,8 @@ def silu_mul_kernel(
     b_gate = tl.load(p_gate + o_n, mask=mask, other=0.0)
     b_up = tl.load(p_gate + N + o_n, mask=mask, other=0.0)
     b_gate32 = b_gate.to(tl.float32)
-    b_silu = (b_gate32 / (1.0 + tl.exp(-b_gate32))).to(b_gate.dtype)
-    tl.store(p_output + i_row * N + o_n, b_silu * b_up, mask=mask)
+    b_silu = (b_gate32 / (1.0 + tl.exp(-b_gate32))).to(b_gate.dtype).to(tl.float32)
+    tl.store(p_output + i_row * N + o_n, (b_silu * b_up.to(tl.float32)).to(b_gate.dtype), mask=mask)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,0 +1,133 @@
+"""Clients that leave, wait, or read slowly."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from gateway import stream
+from tests.support.gateway_server import MODEL_NAME, GatewayServer
+from tests.support.scripted_engine import finished, tokens
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BODY = {"model": MODEL_NAME, "prompt": "x"}
+
+
+async def endless(request):
+    position = 0
+    while True:
+        for choice in range(request.n):
+            yield tokens(choice, position, [100 + position % 50])
+        position += 1
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("prompts", [["x"], ["x", "y", "z"]])
+async def test_leaving_a_stream_cancels_within_a_step(gateway: GatewayServer, prompts: list[str]):
+    gateway.engine.script = endless
+    async with gateway.http.stream(
+        "POST", "/v1/completions", json=BODY | {"stream": True, "prompt": prompts}
+    ) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data:"):
+                break
+    await gateway.engine.until(lambda: len(gateway.engine.closed) == len(prompts), timeout_s=0.5)
+    await idle(gateway)
+
+
+async def test_leaving_while_waiting_for_a_whole_answer_cancels(gateway: GatewayServer):
+    gateway.engine.script = endless
+    with pytest.raises(httpx.ReadTimeout):
+        await gateway.http.post("/v1/completions", json=BODY | {"n": 2}, timeout=0.2)
+    await gateway.engine.until(lambda: len(gateway.engine.closed) == 1, timeout_s=0.5)
+    await idle(gateway)
+
+
+async def test_leaving_before_the_first_token_cancels(gateway: GatewayServer):
+    gateway.engine.script = silence
+    with pytest.raises(httpx.ReadTimeout):
+        await gateway.http.post("/v1/completions", json=BODY | {"stream": True}, timeout=0.2)
+    await gateway.engine.until(lambda: len(gateway.engine.closed) == 1, timeout_s=0.5)
+    await idle(gateway)
+
+
+async def test_an_answer_that_ended_cancels_nothing(gateway: GatewayServer):
+    async def script(_request):
+        yield tokens(0, 0, [100])
+        yield finished(0, 1)
+
+    gateway.engine.script = script
+    for streamed in (False, True):
+        await gateway.complete(stream=streamed)
+    await asyncio.sleep(0.05)
+    assert gateway.engine.closed == []
+    assert gateway.engine.cancelled == {}
+
+
+async def test_a_hundred_disconnects_leave_nothing_behind(gateway: GatewayServer):
+    gateway.engine.script = endless
+
+    async def leave() -> None:
+        async with gateway.http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
+            await anext(response.aiter_lines())
+
+    await asyncio.gather(*(leave() for _ in range(100)))
+    await gateway.engine.until(lambda: len(gateway.engine.closed) == 100)
+    await idle(gateway)
+
+
+async def test_pings_while_waiting(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "PING_INTERVAL_S", 0.05)
+
+    async def script(_request):
+        await asyncio.sleep(0.18)
+        yield tokens(0, 0, [100])
+        yield finished(0, 1)
+
+    gateway.engine.script = script
+    response = await gateway.complete(stream=True)
+    pings = response.text.split("data:", 1)[0]
+    assert pings in (": ping\n\n" * 3, ": ping\n\n" * 2)
+    stream_of_official_client = await gateway.openai.completions.create(model=MODEL_NAME, prompt="x", stream=True)
+    chunks = [chunk async for chunk in stream_of_official_client]
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_a_slow_reader_holds_the_engine_back(gateway: GatewayServer):
+    """Buffers between engine and client are bounded: the engine cannot run ahead without end."""
+    produced = 0
+
+    async def script(_request):
+        nonlocal produced
+        while True:
+            yield tokens(0, produced, [100 + produced % 50])
+            produced += 1
+
+    gateway.engine.script = script
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+    body = json.dumps(BODY | {"stream": True, "max_tokens": 400}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await reader.readline()
+    # Until the kernel's buffers are full, too.
+    before = -1
+    async with asyncio.timeout(20):
+        while produced != before:
+            before = produced
+            await asyncio.sleep(0.5)
+    assert (await gateway.http.get("/health")).status_code == 200
+    writer.close()
+    await gateway.engine.until(lambda: len(gateway.engine.closed) == 1)
+    await idle(gateway)
+
+
+async def silence(_request):
+    await asyncio.sleep(60)
+    yield
+
+
+async def idle(gateway: GatewayServer) -> None:
+    async with asyncio.timeout(1):
+        while gateway.lifecycle.num_running:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,0 +1,175 @@
+"""What a plan holds: chunks mixed with decodes, order, budget, slots, deltas."""
+
+from tests.scheduler.core.builders import make_limits, make_request, make_world
+from tests.support.paper_model import paper_hello
+
+
+def test_the_first_plan_is_a_snapshot_and_a_decode_costs_nothing():
+    world = make_world(block_size=16)
+    world.submit(make_request(prompt=5))
+    first = world.plan("a")
+    assert first is not None
+    assert first.snapshot
+    assert (first.step, first.chunk_slots, first.chunk_lens) == (1, (0,), (5,))
+    world.commit("a")
+    second = world.plan("a")
+    assert second is not None
+    assert not second.snapshot
+    assert (second.admissions, second.chunk_slots, second.grown_slots, second.held_slots) == ((), (), (), ())
+    world.commit("a")
+    world.drain()
+
+
+def test_nothing_to_do_is_no_plan():
+    world = make_world()
+    assert world.plan("a") is None
+    world.submit(make_request())
+    world.drain()
+    assert world.plan("a") is None
+
+
+def test_one_step_at_a_time():
+    world = make_world()
+    world.submit(make_request("one"))
+    assert world.plan("a") is not None
+    world.submit(make_request("two"))
+    assert world.scheduler.plan("a", 0.0) is None
+    world.commit("a")
+    world.drain()
+
+
+def test_a_long_prompt_runs_in_chunks_beside_decodes():
+    world = make_world(make_limits(max_num_batched_tokens=8))
+    world.submit(make_request("short", prompt=3, max_tokens=20))
+    world.submit(make_request("long", prompt=20))
+    lens = []
+    for _ in range(4):
+        plan = world.plan("a")
+        assert plan is not None
+        lens.append(plan.chunk_lens)
+        world.commit("a")
+    # The short one's decode takes one of eight tokens from the second step on.
+    assert lens == [(3, 5), (7,), (7,), (1,)]
+    assert len(world.streams["short", 0].token_ids) == 4
+    world.drain()
+
+
+def test_a_chunk_continues_before_newcomers():
+    world = make_world(make_limits(max_num_batched_tokens=8))
+    world.submit(make_request("first", prompt=12))
+    world.submit(make_request("second", prompt=6))
+    world.plan("a")
+    world.commit("a")
+    plan = world.plan("a")
+    assert plan is not None
+    assert (plan.chunk_slots, plan.chunk_lens) == ((0, 1), (4, 4))
+    world.commit("a")
+    world.drain()
+
+
+def test_the_smaller_limit_holds():
+    world = make_world(make_limits(max_num_batched_tokens=64, max_num_seqs=2))
+    world.lose("a")
+    world.attach(paper_hello("a", max_num_batched_tokens=16, max_num_seqs=8))
+    for request_id in ("one", "two", "three"):
+        world.submit(make_request(request_id, prompt=10))
+    plan = world.plan("a")
+    assert plan is not None
+    assert plan.chunk_lens == (10, 6)
+    world.commit("a")
+    assert world.scheduler.stats().num_running == 2
+    world.drain()
+
+
+def test_more_decodes_than_tokens_in_a_step_take_turns_by_order():
+    world = make_world(make_limits(max_num_batched_tokens=2))
+    for request_id in ("one", "two", "three"):
+        world.submit(make_request(request_id, prompt=1, max_tokens=10))
+    for _ in range(2):
+        world.plan("a")
+        world.commit("a")
+    plan = world.plan("a")
+    assert plan is not None
+    world.commit("a")
+    assert len(world.streams["one", 0].token_ids) == 3
+    world.drain()
+
+
+def test_priority_goes_before_arrival():
+    world = make_world(make_limits(max_num_seqs=1))
+    for request_id, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -1)):
+        world.submit(make_request(request_id, priority=priority))
+    order = []
+    while world.open_streams:
+        if world.plan("a") is None:
+            break
+        (binding,) = world.scheduler.groups["a"].bound
+        if binding.sequence.request_id not in order:
+            order.append(binding.sequence.request_id)
+        world.commit("a")
+    assert order == ["urgent", "first", "second", "late"]
+
+
+def test_a_large_request_is_not_passed_by_small_ones_behind_it():
+    world = make_world(block_size=4, num_blocks=8)
+    world.submit(make_request("running", prompt=16, max_tokens=8))
+    world.plan("a")
+    world.commit("a")
+    world.submit(make_request("large", prompt=24, max_tokens=4))
+    world.submit(make_request("small", prompt=2, max_tokens=2))
+    world.plan("a")
+    world.commit("a")
+    assert world.scheduler.stats().num_waiting == 2
+    world.drain()
+
+
+def test_a_slot_is_released_in_the_next_plan_with_work_and_may_be_bound_again_in_it():
+    world = make_world(make_limits(max_num_seqs=1))
+    world.submit(make_request("one", max_tokens=1))
+    world.plan("a")
+    world.commit("a")
+    assert world.plan("a") is None
+    world.submit(make_request("two", max_tokens=1))
+    plan = world.plan("a")
+    assert plan is not None
+    assert plan.released_slots == (0,)
+    assert [admission.slot for admission in plan.admissions] == [0]
+    world.commit("a")
+    world.drain()
+
+
+def test_a_block_is_added_when_the_last_is_full():
+    world = make_world(block_size=4)
+    world.submit(make_request(prompt=3, max_tokens=4))
+    grown = []
+    while (plan := world.plan("a")) is not None:
+        grown.append((plan.grown_slots, plan.grown_counts, len(plan.grown_block_ids)))
+        world.commit("a")
+    nothing, one_block = ((), (), 0), ((0,), (1,), 1)
+    assert grown == [nothing, nothing, one_block, nothing]
+
+
+def test_each_choice_of_a_request_is_a_sequence_of_its_own():
+    world = make_world()
+    world.submit(make_request(n=3))
+    plan = world.plan("a")
+    assert plan is not None
+    assert [admission.choice_index for admission in plan.admissions] == [0, 1, 2]
+    world.commit("a")
+    world.drain()
+    assert len({tuple(stream.token_ids) for stream in world.streams.values()}) == 3
+
+
+def test_a_resumed_choice_goes_on_after_its_tokens():
+    world = make_world()
+    world.submit(make_request("whole", prompt=(5, 6, 7), n=2))
+    world.drain()
+    delivered = tuple(world.streams["whole", 1].token_ids[:3])
+    world.submit(make_request("resumed", prompt=(5, 6, 7), n=2, resume=((1, delivered),)))
+    plan = world.plan("a")
+    assert plan is not None
+    assert [(a.num_prompt_tokens, len(a.token_ids)) for a in plan.admissions] == [(3, 3), (3, 6)]
+    world.commit("a")
+    world.drain()
+    for index in range(2):
+        assert world.streams["resumed", index].token_ids == world.streams["whole", index].token_ids

@@ -1,0 +1,87 @@
+"""The same world as in the random histories, driven by Hypothesis, which shrinks a failure to a short story."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.scheduler.core.builders import make_limits, make_request
+from tests.scheduler.core.paper_world import PaperWorld
+from tests.support.paper_model import paper_hello
+
+WORKERS = st.sampled_from(("a", "b"))
+STEMS = ((2, 3, 4, 5, 6, 7, 8, 9) * 2, (2, 3, 4, 5, 7, 7, 7, 7) * 2, (7,) * 16)
+
+
+class CoreMachine(RuleBasedStateMachine):
+    world: PaperWorld
+
+    @initialize(max_num_batched_tokens=st.sampled_from((1, 5, 32)), caching=st.booleans())
+    def begin(self, max_num_batched_tokens: int, caching: bool) -> None:
+        limits = make_limits(
+            max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=caching
+        )
+        self.world = PaperWorld(limits)
+        self.world.attach(paper_hello("a", block_size=2, num_blocks=12))
+
+    @rule(
+        stem=st.sampled_from(STEMS),
+        prompt_len=st.integers(1, 16),
+        max_tokens=st.integers(1, 12),
+        n=st.integers(1, 2),
+        priority=st.integers(0, 1),
+        cache_salt=st.sampled_from(("", "pepper")),
+    )
+    def submit(
+        self, stem: tuple[int, ...], prompt_len: int, max_tokens: int, n: int, priority: int, cache_salt: str
+    ) -> None:
+        self.world.submit(
+            make_request(
+                f"r{len(self.world.streams)}",
+                prompt=stem[:prompt_len],
+                max_tokens=max_tokens,
+                n=n,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+        )
+
+    @rule(worker_id=WORKERS)
+    def plan(self, worker_id: str) -> None:
+        if worker_id in self.world.workers and worker_id not in self.world.flights:
+            self.world.plan(worker_id)
+
+    @rule(worker_id=WORKERS, failing_slots=st.sets(st.integers(0, 3), max_size=1))
+    def commit(self, worker_id: str, failing_slots: set[int]) -> None:
+        if worker_id in self.world.flights:
+            self.world.commit(worker_id, failing_slots)
+
+    @precondition(lambda self: self.world.open_streams)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id, choice_index = data.draw(st.sampled_from(sorted(self.world.open_streams)))
+        self.world.cancel(request_id, data.draw(st.sampled_from(((), (choice_index,)))))
+
+    @rule(worker_id=WORKERS)
+    def lose_or_attach(self, worker_id: str) -> None:
+        if worker_id in self.world.workers:
+            self.world.lose(worker_id)
+        else:
+            self.world.attach(paper_hello(worker_id, block_size=2, num_blocks=12))
+
+    @precondition(lambda self: self.world.workers)
+    @rule()
+    def drain(self) -> None:
+        self.world.drain()
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
