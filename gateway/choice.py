@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.translate import Job
+from gateway.job import Job
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
 from pageloom.errors import EngineError, Unavailable
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
@@ -106,6 +105,3 @@ class Choice:
         text = self._detokenizer.push(token_id)
         self._num_chars += len(text)
         return text if self._num_tokens <= self._min_tokens else self._matcher.push(text)
-
-
-ChoiceFactory = Callable[[int], Choice]

@@ -44,6 +44,13 @@ class EngineState:
 
     async def watch(self) -> None:
         """Follows the engine for ever; reconnects with jittered, growing pauses."""
+        try:
+            await self._follow()
+        finally:
+            # Nothing may be served on what is no longer kept current.
+            self._obstacle = "the watch over the scheduler has ended"
+
+    async def _follow(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:

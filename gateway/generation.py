@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Self
 
 from gateway.choice import Choice, ChoiceDelta
+from gateway.job import Job
 from gateway.metrics import RequestObserver
-from gateway.translate import Job
 from pageloom.client import EngineClient
 from pageloom.detokenizer import StopStrings
-from pageloom.errors import EngineError, ServiceError
+from pageloom.errors import EngineError, PageloomError
 from pageloom.outputs import ChoiceFinished, GenerateEvent
 from pageloom.requests import GenerateRequest
 from pageloom.tokenizer import Tokenizer
@@ -119,8 +119,7 @@ class Generation:
                 await self._take(event, choices, request_id, cached)
                 if all(choice.finished for choice in choices):
                     break
-            if len(cached) < job.n:
-                await _goodbyes(events, cached)
+            await _goodbyes(events, cached)
         if not all(choice.finished for choice in choices):
             raise EngineError("the engine ended the stream too early")
         # Later choices find what the first one computed; the request itself found the least of them.
@@ -138,13 +137,14 @@ class Generation:
         await self._queue.put(delta)
         if delta.finish is not None and not isinstance(event, ChoiceFinished):
             # A stop string ended it; if the engine is gone, its stream says so.
-            with suppress(ServiceError):
+            with suppress(PageloomError):
                 await self._client.cancel(request_id, (event.choice_index,))
 
 
 async def _goodbyes(events: AsyncGenerator[GenerateEvent, None], cached: list[int]) -> None:
-    """Collects what only an engine-side end tells: how much of the prompt was cached."""
-    with suppress(TimeoutError, ServiceError):
+    """Reads to the end of the stream, so that closing it cancels nothing. The end of a choice at the
+    engine also tells how much of its prompt was cached."""
+    with suppress(TimeoutError, PageloomError):
         async with asyncio.timeout(GOODBYE_S):
             async for event in events:
                 if isinstance(event, ChoiceFinished):

@@ -1,4 +1,4 @@
-"""Reading a JSON body within limits: its type, its size while it arrives, its depth before it is parsed."""
+"""Reading a JSON body within limits: its type, its size while it arrives, its shape before it is parsed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from starlette.responses import Response
 from gateway.errors import BodyError
 
 MAX_DEPTH = 64
+# A million empty arrays fit 4 MiB, and would hold up everyone else for a second.
+MAX_CONTAINERS = 65_536
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
@@ -40,10 +42,10 @@ class JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """Raises BodyError (400) unless the body is JSON of bearable depth."""
+        """Raises BodyError (400) unless the body is JSON of bearable shape."""
         body = await self.body()
-        if _is_too_deep(body):
-            raise BodyError(400, f"the request body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+        if excess := _excess(body):
+            raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -58,29 +60,37 @@ class JsonRequest(Request):
             raise BodyError(415, f"content-encoding {encoding} is not accepted", close=True)
 
     async def _read(self, max_bytes: int) -> bytes:
+        """A body that is a little too large is read to its end, but not kept: a client that is still
+        sending when the connection closes sees a reset instead of the answer."""
         too_large = BodyError(413, f"the request body is larger than {max_bytes} bytes", close=True)
         declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > max_bytes:
+        if declared.isdigit() and int(declared) > 2 * max_bytes:
             raise too_large
-        chunks: list[bytes] = []
+        body = bytearray()
         num_bytes = 0
         async for chunk in self.stream():
             num_bytes += len(chunk)
-            if num_bytes > max_bytes:
+            if num_bytes > 2 * max_bytes:
                 raise too_large
-            chunks.append(chunk)
-        return b"".join(chunks)
+            if num_bytes <= max_bytes:
+                body += chunk
+        if num_bytes > max_bytes:
+            raise too_large
+        return bytes(body)
 
 
-def _is_too_deep(body: bytes) -> bool:
-    """Removes the innermost brackets once per level, each time in one pass over what is left."""
+def _excess(body: bytes) -> str | None:
+    """What the body has too much of. The depth is found by removing the innermost brackets once per
+    level, each time in one pass over what is left."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return False
+        return None
     brackets = _STRING.sub(b"", body).translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        return f"it has more than {MAX_CONTAINERS} arrays and objects"
     for _ in range(MAX_DEPTH):
         shallower = brackets.replace(b"[]", b"")
         if len(shallower) == len(brackets):
             # Nothing is left, or only what does not match, which the parser reports.
-            return False
+            return None
         brackets = shallower
-    return bool(brackets)
+    return f"it is nested deeper than {MAX_DEPTH} levels" if brackets else None

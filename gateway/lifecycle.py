@@ -35,6 +35,7 @@ class Lifecycle:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self._drained = False
 
     @property
     def num_running(self) -> int:
@@ -49,6 +50,9 @@ class Lifecycle:
     async def running(self, receive: Receive) -> AsyncGenerator[None]:
         """Cancels its body when the client disconnects or the drain runs out of patience, and then
         raises ClientDisconnected or ShuttingDown. The request's body must have been read."""
+        if self._drained:
+            # It was accepted before the drain, and its prompt took longer to prepare than the drain took.
+            raise ShuttingDown("the server is shutting down")
         running: _Running | None = None
         try:
             async with asyncio.timeout(None) as timeout:
@@ -71,11 +75,12 @@ class Lifecycle:
         """Refuses new generations; returns when the running ones have ended, which after `timeout_s`
         they are made to."""
         self.draining = True
-        if await self._idle_within(timeout_s):
-            return
-        for running in self._running:
-            running.end(ShuttingDown("the server is shutting down"))
-        await self._idle_within(FAREWELL_S)
+        idle = await self._idle_within(timeout_s)
+        self._drained = True
+        if not idle:
+            for running in self._running:
+                running.end(ShuttingDown("the server is shutting down"))
+            await self._idle_within(FAREWELL_S)
 
     async def _idle_within(self, timeout_s: float) -> bool:
         try:

@@ -20,6 +20,7 @@ from gateway.errors import ClientDisconnected
 from pageloom import __version__
 
 TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+FINISHED_REASONS = ("stop", "length", "abort", "error")
 ITL_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
@@ -34,19 +35,21 @@ class GatewayMetrics:
         GCCollector(registry=self.registry)
         self._build_info(model_name)
         self.http_requests = Counter(
-            "pageloom_http_requests", "HTTP requests by route and status.", ("method", "route", "status"),
+            "pageloom_http_requests",
+            "HTTP requests by route and status.",
+            ("method", "route", "status"),
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.generations_running = self._gauge(
             "num_generations_running", "Generations that the gateway is serving.", model_name
         )
-        self._success = Counter(
-            "pageloom_request_success", "Choices that ended, by reason.", ("model_name", "finished_reason"),
+        success = Counter(
+            "pageloom_request_success",
+            "Choices that ended, by reason.",
+            ("model_name", "finished_reason"),
             registry=self.registry,
-        )  # fmt: skip
-        self.success = {
-            reason: self._success.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")
-        }
+        )
+        self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.", model_name)
         self.ttft = self._histogram(

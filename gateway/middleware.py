@@ -25,11 +25,13 @@ _log = structlog.get_logger("gateway.access")
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What is known of one request once it has ended. `observer` is set if it generated."""
+    """What is known of one request once it has ended. `answer_id`, by which the engine knows it, and
+    `observer` are set if it generated."""
 
     request_id: str
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None
+    answer_id: str | None = None
     observer: RequestObserver | None = None
 
 
@@ -93,6 +95,7 @@ class RequestMiddleware:
         }
         if record.observer is not None:
             facts |= {
+                "answer_id": record.answer_id,
                 "prompt_tokens": record.observer.num_prompt_tokens,
                 "completion_tokens": record.observer.num_completion_tokens,
                 "ttft_ms": _milliseconds(record.observer.ttft_s),

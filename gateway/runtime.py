@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope
 
 from gateway.engine_state import EngineState
 from gateway.generation import Generation
+from gateway.job import Job
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.middleware import record_of
 from gateway.schemas import PromptTokensDetails, Usage
 from gateway.served_model import ServedModel
-from gateway.translate import Job
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
 
@@ -64,7 +64,7 @@ async def generating(
     """
     record = record_of(scope)
     observer = RequestObserver(gateway.metrics, record.started_s, job.num_prompt_tokens, job.num_choices)
-    record.observer = observer
+    record.answer_id, record.observer = answer_id, observer
     try:
         async with (
             gateway.lifecycle.running(receive),

@@ -12,8 +12,8 @@ from gateway import sse
 from gateway.choice import ChoiceDelta
 from gateway.errors import ClientDisconnected, error_body
 from gateway.generation import Generation
+from gateway.job import Job
 from gateway.runtime import Gateway, generating, usage_of
-from gateway.translate import Job
 from pageloom.errors import EngineError, PageloomError
 
 PING_INTERVAL_S = 15.0

@@ -1,23 +1,16 @@
-"""OpenAI request -> prompt ids and SamplingParams. Pure: every refusal is decided here, before the engine
+"""OpenAI request -> prompt ids and SamplingParams. Every refusal is decided here, before the engine
 or the client sees anything. Rendering and tokenizing a long prompt takes a while, so callers run it in a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import orjson
 import structlog
 
-from gateway.schemas import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-    GenerationRequest,
-    RequestModel,
-    TokenizeRequest,
-)
+from gateway.job import Job, Prompt
+from gateway.messages import render_messages
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, RequestModel
 from gateway.served_model import ServedModel
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
@@ -56,48 +49,11 @@ class TokenLimit:
         return self.asked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One prompt and how to go on from it. `echo` is the text to repeat before the answer."""
-
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    echo: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What the engine is asked for, and how its tokens become text. `generate` is False if all that
-    is asked for is the echo of the prompts."""
-
-    prompts: tuple[Prompt, ...]
-    n: int
-    priority: int
-    cache_salt: str
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
-    eos_token_ids: tuple[int, ...]
-    generate: bool = True
-
-    @property
-    def num_choices(self) -> int:
-        return self.n * len(self.prompts)
-
-    @property
-    def with_logprobs(self) -> bool:
-        return self.prompts[0].sampling.logprobs is not None
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
-
-
 def translate_chat(body: ChatCompletionRequest, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     _refuse_tools(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.max_completion_tokens is not None:
         limit = TokenLimit(asked=body.max_completion_tokens, field="max_completion_tokens")
@@ -124,26 +80,6 @@ def translate_completion(body: CompletionRequest, model: ServedModel, info: Mode
         prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
         prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
     return replace(_job(body, info, prompts), generate=generate)
-
-
-def render_messages(body: ChatCompletionRequest | TokenizeRequest, model: ServedModel) -> str:
-    """The prompt's text. Raises InvalidRequest."""
-    template = model.chat_template
-    if template is None:
-        raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
-    continuing = bool(body.continue_final_message)
-    add_prompt = not continuing if body.add_generation_prompt is None else body.add_generation_prompt
-    if continuing and add_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
-        )
-    knows_developer = template.mentions("developer")
-    return template.render(
-        [_message(index, message, knows_developer) for index, message in enumerate(body.messages or ())],
-        add_generation_prompt=add_prompt,
-        continue_final_message=continuing,
-        variables=body.chat_template_kwargs,
-    )
 
 
 def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
@@ -254,7 +190,8 @@ def _prompt(
         raise _too_long(info, f"the prompt has {len(token_ids)} tokens and the output needs one", param)
     max_tokens = limit.within(room)
     if max_tokens > room:
-        raise _too_long(info, f"you asked for {len(token_ids)} in the prompt and {max_tokens} in the output", param)
+        reason = f"you asked for {len(token_ids)} in the prompt and {max_tokens} in the output"
+        raise _too_long(info, reason, limit.field)
     return Prompt(token_ids=tuple(token_ids), sampling=replace(sampling, max_tokens=max_tokens))
 
 
@@ -282,42 +219,3 @@ def _prompt_ids(given: str | list[int], body: CompletionRequest, model: ServedMo
 
 def _echo(given: str | list[int], model: ServedModel) -> str:
     return given if isinstance(given, str) else model.tokenizer.decode(given, skip_special_tokens=False)
-
-
-def _message(index: int, message: ChatMessage, knows_developer: bool) -> dict[str, object]:
-    """The message as a template sees it: only the keys that are set, and content always a string."""
-    role = "system" if message.role == "developer" and not knows_developer else message.role
-    shown: dict[str, object] = {"role": role, "content": _content(index, message)}
-    for key in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, key)) is not None:
-            shown[key] = value
-    if message.tool_calls:
-        shown["tool_calls"] = _tool_calls(index, message)
-    return shown
-
-
-def _content(index: int, message: ChatMessage) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
-    texts = []
-    for part_index, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            field = f"messages[{index}].content[{part_index}]"
-            raise InvalidRequest(f"{field} is of type {part.type!r}; only text parts are supported", param=field)
-        texts.append(part.text)
-    return "\n".join(texts)
-
-
-def _tool_calls(index: int, message: ChatMessage) -> list[dict[str, Any]]:
-    """Templates want the arguments as an object; on the wire they are its JSON text."""
-    calls = []
-    for call_index, call in enumerate(message.tool_calls or ()):
-        try:
-            arguments = orjson.loads(call.function.arguments or "{}")
-        except orjson.JSONDecodeError:
-            field = f"messages[{index}].tool_calls[{call_index}].function.arguments"
-            raise InvalidRequest(f"{field} is not JSON", param=field) from None
-        calls.append(
-            {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
-        )
-    return calls

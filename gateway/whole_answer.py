@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gateway.choice import Finish, ScoredToken
 from gateway.generation import Generation
-from gateway.translate import Job
+from gateway.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

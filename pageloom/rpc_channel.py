@@ -22,6 +22,9 @@ _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
     ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # The probe widens a stream's window up to megabytes, which a reader that has stopped then has
+    # to hold; without it the sender feels a slow reader after 64 KiB.
+    ("grpc.http2.bdp_probe", 0),
     # Streams recover by their own protocol; a transparent retry would only hide the loss.
     ("grpc.enable_retries", 0),
     # Reconnect soon after a peer restarts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,6 +12,8 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**64 - 1
+# Parameters travel and are used as float32: beyond these they would become infinite or zero.
+MAX_FLOAT32, MIN_FLOAT32 = 3.4e38, 1.2e-38
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -41,14 +42,14 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require_in_range("temperature", self.temperature, 0.0, math.inf)
+        _require_in_range("temperature", self.temperature, 0.0, MAX_FLOAT32)
         _require_in_range("top_p", self.top_p, 0.0, 1.0)
         _require_in_range("top_k", self.top_k, -1, 2**31 - 1)
         _require_in_range("min_p", self.min_p, 0.0, 1.0)
         _require_in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require_in_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
-        if self.repetition_penalty == 0.0:
+        _require_in_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_FLOAT32)
+        if self.repetition_penalty < MIN_FLOAT32:
             raise InvalidRequest("repetition_penalty must be greater than 0", param="repetition_penalty")
         self._check_lengths()
         self._check_token_fields()
@@ -101,6 +102,6 @@ def check_token_ids(param: str, token_ids: tuple[int, ...] | list[int] | Mapping
 
 def _require_in_range(name: str, value: float, low: float, high: float) -> None:
     # Written so that NaN fails too.
-    if not low <= value <= high or math.isinf(value):
-        bounds = f"at least {low:g}" if high in (math.inf, 2**31 - 1) else f"between {low:g} and {high:g}"
+    if not low <= value <= high:
+        bounds = f"at least {low:g}" if high in (MAX_FLOAT32, 2**31 - 1) else f"between {low:g} and {high:g}"
         raise InvalidRequest(f"{name} must be {bounds}, not {value!r}", param=name)

@@ -5,7 +5,7 @@ import time
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pageloom import chat_template
+from pageloom import template_sandbox
 from pageloom.chat_template import ChatTemplate, load_chat_template
 from pageloom.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from pageloom.model_files import locate_model
@@ -59,18 +59,18 @@ def test_features_equal_transformers(source: str, chat: list[dict[str, str]]):
     ours = ChatTemplate(source, {"bos_token": "<s>"}).render(
         chat, add_generation_prompt=True, variables={"enable_thinking": False}
     )
-    (theirs,), _ = render_jinja_template(
+    theirs = render_jinja_template(
         [chat], chat_template=source, add_generation_prompt=True, bos_token="<s>", enable_thinking=False
     )
-    assert ours == theirs
+    assert ours == theirs[0][0]
 
 
 @pytest.mark.parametrize("source", ["{% for m in messages %}<{{ m.content }}>{% endfor %}", TEMPLATES[0]])
 def test_continue_final_message_equals_transformers(source: str):
     chat = [USER, {"role": "user", "content": "The answer is "}]
     ours = ChatTemplate(source, {}).render(chat, add_generation_prompt=False, continue_final_message=True)
-    (theirs,), _ = render_jinja_template([chat], chat_template=source, continue_final_message=True)
-    assert ours == theirs
+    theirs = render_jinja_template([chat], chat_template=source, continue_final_message=True)
+    assert ours == theirs[0][0]
 
 
 def test_strftime_now():
@@ -108,7 +108,7 @@ def test_strftime_now():
     ],
 )
 def test_what_a_template_may_not(monkeypatch: pytest.MonkeyPatch, source: str, reason: str):
-    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_RENDER_S", 0.2)
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match=reason) as caught:
         ChatTemplate(source, {}).render([USER], add_generation_prompt=True)

@@ -219,7 +219,7 @@ def _yarn_scaling(rope: _JsonObject, max_positions: int) -> YarnScaling:
 def _sliding_window(values: _JsonObject, architecture: str) -> int | None:
     if architecture == "mistral":
         # Null means none, and a missing key the 4,096 of the first Mistral.
-        return values.count("sliding_window") if values.values.get("sliding_window", 4096) is not None else None
+        return values.count("sliding_window", 4096) if values.values.get("sliding_window", 4096) is not None else None
     if architecture == "qwen2" and values.get("use_sliding_window", bool, False):
         return values.count("sliding_window", 4096)
     return None

@@ -9,6 +9,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.logprobs import completion_logprobs
 from gateway.routes.documentation import ERRORS, STREAMED
@@ -16,7 +17,7 @@ from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
 from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
 from gateway.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.stream import EventStreamResponse
-from gateway.translate import Job, translate_completion
+from gateway.translate import translate_completion
 from gateway.whole_answer import collect
 
 router = APIRouter(route_class=JsonRoute)

@@ -12,13 +12,13 @@ STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
-_DESCRIPTIONS = {
+_DESCRIPTIONS: dict[int | str, str] = {
     400: "A field of the request is wrong; `param` names it.",
     404: "The model does not exist.",
-    405: "The URL does not take this method.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    431: "The headers are too large.",
+    # Also keeps FastAPI from documenting its own 422, which is never sent.
+    "4XX": "Something else is wrong with the request.",
     500: "Something failed inside.",
     503: "Not now; try again after Retry-After.",
 }

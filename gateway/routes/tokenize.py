@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from gateway.json_body import JsonRoute
+from gateway.messages import render_messages
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency
 from gateway.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from gateway.served_model import ServedModel
-from gateway.translate import encode, refuse_unsupported, render_messages
+from gateway.translate import encode, refuse_unsupported
 from pageloom.errors import InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import check_token_ids

@@ -15,6 +15,15 @@ class Kernel(Protocol):
     def __call__(self, *args: tl.tensor, **constants: tl.constexpr) -> tl.tensor: ...
 
 
-def jit(function: Callable[..., object]) -> Kernel:
-    kernel: Kernel = triton.jit(function)
-    return kernel
+def jit(*, varying: tuple[str, ...] = ()) -> Callable[[Callable[..., object]], Kernel]:
+    """Compile a function for the GPU when it is first launched.
+
+    `varying` names the integers that change from step to step: without it, the first step in which one of them is 1
+    or divisible by 16 would wait for a variant made for that.
+    """
+
+    def decorate(function: Callable[..., object]) -> Kernel:
+        kernel: Kernel = triton.jit(function, do_not_specialize=varying)
+        return kernel
+
+    return decorate

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -37,8 +38,10 @@ def stack_config(metrics_port: int | None = None, **worker: int) -> StackConfig:
     )
 
 
-async def generate(client: EngineClient, name: str, prompt: list[int]) -> list[int]:
-    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+
+
+async def generate(client: EngineClient, name: str, prompt: list[int], sampling: SamplingParams = GREEDY) -> list[int]:
     request = GenerateRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling)
     tokens: list[int] = []
     async for event in client.generate(request):
@@ -69,8 +72,19 @@ async def test_alone_and_all_at_once():
     async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
         alone = [await generate(client, f"alone-{i}", prompt) for i, prompt in enumerate(prompts)]
         together = await generate_all(client, "together", prompts)
+        await check_seeded_draws(client, prompts[4:10])
     assert alone == expected
     assert together == expected
+
+
+async def check_seeded_draws(client: EngineClient, prompts: list[list[int]]) -> None:
+    """A seeded request draws the same tokens alone and in company, since its random numbers are its own."""
+    samplings = [replace(GREEDY, temperature=1.0, top_p=0.9, seed=seed) for seed in range(len(prompts))]
+    pairs = list(zip(prompts, samplings, strict=True))
+    alone = [await generate(client, f"drawn-alone-{i}", *pair) for i, pair in enumerate(pairs)]
+    drawn = await asyncio.gather(*(generate(client, f"drawn-{i}", *pair) for i, pair in enumerate(pairs)))
+    assert list(drawn) == alone
+    assert len({tuple(tokens) for tokens in alone}) == len(alone)
 
 
 @pytest.mark.timeout(600)

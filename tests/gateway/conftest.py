@@ -9,7 +9,7 @@ from tests.support.gateway_server import GatewayServer, gateway_config, gateway_
 
 @pytest.fixture(scope="session")
 def served_model() -> ServedModel:
-    return load_served_model(gateway_config("unused:1"))
+    return load_served_model(gateway_config(scheduler_address="unused:1"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,10 +1,14 @@
 """Bad input: status, field and code, decided before anything reaches the engine."""
 
 import json
+import random
+from typing import Any
 
 import openai
 import pytest
 
+from gateway.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from gateway.translate import UNSUPPORTED_FIELDS
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import MODEL, VOCAB_SIZE, says
 
@@ -20,6 +24,7 @@ SAMPLING = [
     ({"temperature": True}, "temperature"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": [1]}, "temperature"),
+    ({"temperature": 1e39}, "temperature"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_p": -0.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
@@ -28,6 +33,7 @@ SAMPLING = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-39}, "repetition_penalty"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": 5.0}, "max_tokens"),
@@ -168,6 +174,11 @@ async def test_depth_is_checked_before_parsing(gateway: GatewayServer):
     response = await post(gateway, "/v1/completions", nested(63, "[]"))
     assert response.status_code == 400
     assert "deeper than 64" in response.json()["error"]["message"]
+    # Brackets of either kind count, and so does the sum of them.
+    mixed = '{"x":' + '[{"a":' * 33 + "1" + "}]" * 33 + "}"
+    assert "deeper than 64" in (await post(gateway, "/v1/completions", mixed)).text
+    many = '{"x": [' + "[]," * 70_000 + "[]]}"
+    assert "arrays and objects" in (await post(gateway, "/v1/completions", many)).text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,9 +188,13 @@ async def test_depth_is_checked_before_parsing(gateway: GatewayServer):
         ("/v1/completions", {"prompt": [5] * MODEL.max_model_len}, "prompt"),
         ("/v1/completions", {"prompt": "word " * 2000}, "prompt"),
         ("/v1/completions", {"prompt": "x" * 200_000}, "prompt"),
-        ("/v1/completions", {"prompt": "x", "max_tokens": MODEL.max_model_len}, "prompt"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": MODEL.max_model_len}, "max_tokens"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 2000}]}, "messages"),
-        ("/v1/chat/completions", {"messages": USER, "max_completion_tokens": MODEL.max_model_len}, "messages"),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "max_completion_tokens": MODEL.max_model_len},
+            "max_completion_tokens",
+        ),
     ],
 )
 async def test_too_long(gateway: GatewayServer, path: str, fields: dict[str, object], param: str, stream: bool):
@@ -214,6 +229,52 @@ async def test_large_lists_of_wrong_items_are_cheap(gateway: GatewayServer):
     )
 
 
+NASTY: list[Any] = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2**31,
+        2**63,
+        2**64,
+        HUGE,
+        0.5,
+        -0.0,
+        1e300,
+        -1e300,
+        "",
+        "x",
+        "\x00",
+        "5",
+        "\ufffd😀",
+    ),
+    *([], {}, [[]], [{}], [None], [0], ["x"], [[0]], {"a": {}}, {"": None}, {"type": "text"}, {"0": 0.5}, [[["deep"]]]),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+async def test_no_combination_of_nasty_values_is_a_server_error(gateway: GatewayServer, path: str):
+    gateway.engine.script = says(gateway.encode("x"))
+    schemas = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ChatMessage)
+    fields = sorted({name for schema in schemas for name in schema.model_fields} | UNSUPPORTED_FIELDS | {"modalities"})
+    draw = random.Random(path)
+    statuses = set()
+    for _ in range(400):
+        body = {"model": MODEL_NAME, "messages": USER, "prompt": "x", "tokens": [1]}
+        if path == "/tokenize":
+            del body["messages"]
+        body |= {name: draw.choice(NASTY) for name in draw.sample(fields, draw.choice([1, 1, 2]))}
+        if draw.random() < 0.2:
+            body["messages"] = [{"role": "user", "content": "x", draw.choice(fields): draw.choice(NASTY)}]
+        response = await post(gateway, path, json.dumps(body))
+        assert response.status_code in (200, 400, 404), (body, response.text)
+        statuses.add(response.status_code)
+    assert {200, 400} <= statuses
+
+
 async def post(gateway: GatewayServer, path: str, raw: str | bytes):
     return await gateway.http.post(path, content=raw, headers={"content-type": "application/json"})
 
@@ -221,10 +282,10 @@ async def post(gateway: GatewayServer, path: str, raw: str | bytes):
 async def expect_400(gateway: GatewayServer, path: str, raw: str, param: str) -> dict[str, object]:
     response = await post(gateway, path, raw)
     assert response.status_code == 400, response.text
-    error = response.json()["error"]
+    error: dict[str, object] = response.json()["error"]
     assert error["param"] == param, error
     assert error["type"] == "invalid_request_error"
-    assert param.rpartition(".")[2] in error["message"] or error["code"] == "context_length_exceeded", error
-    assert len(error["message"]) < 500
+    assert param.rpartition(".")[2] in str(error["message"]) or error["code"] == "context_length_exceeded", error
+    assert len(str(error["message"])) < 500
     assert gateway.engine.requests == []
     return error

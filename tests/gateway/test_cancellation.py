@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
@@ -101,23 +102,23 @@ async def test_a_slow_reader_holds_the_engine_back(gateway: GatewayServer):
     async def script(_request):
         nonlocal produced
         while True:
-            yield tokens(0, produced, [100 + produced % 50])
-            produced += 1
+            yield tokens(0, produced, range(100, 200))
+            produced += 100
 
     gateway.engine.script = script
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
-    body = json.dumps(BODY | {"stream": True, "max_tokens": 400}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await reader.readline()
-    # Until the kernel's buffers are full, too.
-    before = -1
-    async with asyncio.timeout(20):
-        while produced != before:
-            before = produced
-            await asyncio.sleep(0.5)
-    assert (await gateway.http.get("/health")).status_code == 200
-    writer.close()
+    body = json.dumps(BODY | {"stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.socket() as client:
+        # Small kernel buffers, so that they are soon full.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", gateway.port))
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        before = -1
+        async with asyncio.timeout(20):
+            while not produced or produced != before:
+                before = produced
+                await asyncio.sleep(0.3)
+        assert (await gateway.http.get("/health")).status_code == 200
     await gateway.engine.until(lambda: len(gateway.engine.closed) == 1)
     await idle(gateway)
 

@@ -1,16 +1,17 @@
 """Chat completions, through the official client and a real socket."""
 
 import json
+from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from pageloom.outputs import FinishReason
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import EOS_TOKEN_ID, MODEL, finished, says, tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
 async def test_whole_answer(gateway: GatewayServer):
@@ -187,7 +188,8 @@ async def test_parameters_reach_the_engine(gateway: GatewayServer):
         frequency_penalty=-1, repetition_penalty=1.5, logit_bias={"5": -100, "6": 2.5}, min_tokens=2,
         stop_token_ids=[9, 8], seed=-1, priority=-3, cache_salt="me", ignore_eos=True, user="u", n=2, best_of=2,
         store=True, metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=False,
-        response_format={"type": "text"}, tool_choice="none", tools=[{"type": "function"}], modalities=["text"], some_future_field={"x": [1]},
+        response_format={"type": "text"}, tool_choice="none",
+        tools=[{"type": "function"}], modalities=["text"], some_future_field={"x": [1]},
     )  # fmt: skip
     (request,) = gateway.engine.requests
     sampling = request.sampling
@@ -247,7 +249,7 @@ async def ask(gateway: GatewayServer, **fields: object) -> ChatCompletion:
     return answer
 
 
-def events(text: str) -> list[dict]:
+def events(text: str) -> list[dict[str, Any]]:
     blocks = text.removesuffix("\n\n").split("\n\n")
     assert blocks.pop() == "data: [DONE]"
     return [json.loads(block.removeprefix("data: ")) for block in blocks]

@@ -1,10 +1,12 @@
 """Text completions, through the official client and a real socket."""
 
+from typing import Any
+
 import pytest
 
 from tests.gateway.test_chat import events
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
-from tests.support.scripted_engine import MODEL, TokensGenerated, finished, says, tokens
+from tests.support.scripted_engine import MODEL, finished, says, tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     [("Hi there", 1), ([12, 13, 14], 1), (["Hi", "there", "you"], 3), ([[12], [13, 14]], 2)],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_every_kind_of_prompt(gateway: GatewayServer, prompt: list | str, num_prompts: int, stream: bool):
+async def test_every_kind_of_prompt(gateway: GatewayServer, prompt: Any, num_prompts: int, stream: bool):
     """Choices are numbered prompt * n + choice."""
     encode = gateway.encode
 
@@ -80,7 +82,7 @@ async def test_logprobs(gateway: GatewayServer, stream: bool):
     token_ids = gateway.encode("ok 😀")
     gateway.engine.script = says(token_ids)
     response = await gateway.complete(logprobs=1, stream=stream)
-    columns: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for body in events(response.text) if stream else [response.json()]:
         for name, column in columns.items():
             column.extend((body["choices"][0]["logprobs"] or {}).get(name, []))
@@ -104,7 +106,7 @@ async def test_joined_tokens_are_taken_apart(gateway: GatewayServer):
     token_ids = gateway.encode("one two STOP three four")
 
     async def script(_request):
-        yield TokensGenerated(choice_index=0, first_index=0, token_ids=tuple(token_ids))
+        yield tokens(0, 0, token_ids)
         yield finished(0, len(token_ids))
 
     gateway.engine.script = script

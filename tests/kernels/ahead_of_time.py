@@ -13,6 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import JITFunction
 
 _POINTERS = {
     torch.float32: "*fp32",
@@ -28,17 +29,24 @@ _OPTIONS = ("num_warps", "num_stages")
 class Launch:
     """One call of a kernel: everything its compilation depends on."""
 
-    kernel: object
-    signature: dict[str, str]
+    kernel: JITFunction
+    values: dict[str, object]  # every parameter, in order
     constants: dict[str, object]
-    divisible_by_16: tuple[int, ...]  # argument indices
+    divisible: set[str]  # the names of parameters known to be divisible by 16
     options: dict[str, int]
+
+    @property
+    def source(self) -> ASTSource:
+        types = {name: "constexpr" if name in self.constants else _type_of(v) for name, v in self.values.items()}
+        divisible = [i for i, name in enumerate(types) if name in self.divisible - self.constants.keys()]
+        attributes = {(i,): [["tt.divisibility", 16]] for i in divisible}
+        return ASTSource(fn=self.kernel, signature=types, constexprs=self.constants, attrs=attributes)
 
 
 class LaunchRecorder:
     """Stands in for a kernel; `kernel[grid](...)` records instead of launching."""
 
-    def __init__(self, kernel):
+    def __init__(self, kernel: JITFunction):
         self.kernel = kernel
         self.launches: list[Launch] = []
 
@@ -48,25 +56,16 @@ class LaunchRecorder:
 
     def _record(self, *args, **kwargs):
         options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
-        params = self.kernel.params
-        values = dict(zip([param.name for param in params], args, strict=False)) | kwargs
-        assert set(values) == {param.name for param in params}
-        constants = {param.name: values[param.name] for param in params if param.is_constexpr}
-        # Triton makes a constant of an integer 1, and remembers which integers and pointers are divisible by 16.
-        constants |= {name: 1 for name, value in values.items() if type(value) is int and value == 1}
-        signature = {name: "constexpr" if name in constants else _type_of(value) for name, value in values.items()}
-        divisible = tuple(
-            i
-            for i, (name, value) in enumerate(values.items())
-            if name not in constants and (isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0))
-        )
-        ordered = {param.name: signature[param.name] for param in params}
+        params = {param.name: param for param in self.kernel.params}
+        given = dict(zip(params, args, strict=False)) | kwargs
+        values = {name: given.pop(name) for name in params}
+        assert not given, f"arguments {list(given)} are not the kernel's"
         self.launches.append(
             Launch(
                 kernel=self.kernel,
-                signature=ordered,
-                constants=constants,
-                divisible_by_16=divisible,
+                values=values,
+                constants={n: v for n, v in values.items() if params[n].is_constexpr or _is_one(v, params[n])},
+                divisible={n for n, v in values.items() if _is_divisible(v, params[n])},
                 options=options,
             )
         )
@@ -87,13 +86,7 @@ class Binary:
 
 
 def compile_launch(launch: Launch, capability: int, folder: Path) -> Binary:
-    source = ASTSource(
-        fn=launch.kernel,
-        signature=launch.signature,
-        constexprs=launch.constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in launch.divisible_by_16},
-    )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    compiled = triton.compile(launch.source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     path = folder / f"{compiled.metadata.name}_{capability}_{compiled.metadata.hash}.cubin"
     path.write_bytes(compiled.asm["cubin"])
     usage = _run_tool("cuobjdump", "--dump-resource-usage", str(path))
@@ -104,6 +97,16 @@ def compile_launch(launch: Launch, capability: int, folder: Path) -> Binary:
         shared_bytes=compiled.metadata.shared,
         sass=_run_tool("nvdisasm", "-c", str(path)),
     )
+
+
+def _is_one(value, param) -> bool:
+    """Triton compiles an integer argument that is 1 as a constant, unless told not to."""
+    return type(value) is int and value == 1 and not param.do_not_specialize
+
+
+def _is_divisible(value, param) -> bool:
+    """Triton assumes so of aligned pointers, and of integers that are, unless told not to."""
+    return isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0 and not param.do_not_specialize)
 
 
 def _type_of(value) -> str:

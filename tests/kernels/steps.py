@@ -38,7 +38,8 @@ def make_step(
     free = torch.randperm(sum(num_blocks) + NUM_SPARE_BLOCKS, generator=random).tolist()
     block_tables = torch.zeros(len(sequences), max(1, *num_blocks), dtype=torch.int32)
     kv_cache = torch.full((len(free), 2, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype)
-    positions, slots = [], []
+    positions: list[int] = []
+    slots: list[int] = []
     for i, (query_len, seq_len) in enumerate(sequences):
         block_tables[i, : num_blocks[i]] = torch.tensor([free.pop() for _ in range(num_blocks[i])])
         for position in range(seq_len):
@@ -50,7 +51,7 @@ def make_step(
         slots += [-1] * (query_len - seq_len)  # padding
     query_lens = [query_len for query_len, _ in sequences]
     fused = _normal((sum(query_lens), num_heads + 2 * num_kv_heads, head_dim), random, dtype)
-    query, key, value = fused.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    query, key, value = fused.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
     return Step(
         sequences=tuple(sequences),
         query=query,
@@ -74,29 +75,23 @@ def make_step(
 def dense_attention(step: Step) -> Tensor:
     """What `paged_attention` must return for the step, [tokens, num_heads, head_dim] fp64."""
     num_heads, num_kv_heads = step.query.shape[1], step.kv_cache.shape[2]
-    rows = []
+    outputs = []
     for i, (query_len, seq_len) in enumerate(step.sequences):
         first = int(step.batch.query_start[i])
+        query = step.query[first : first + query_len].double()
         key, value = _contiguous(step, i, seq_len).repeat_interleave(num_heads // num_kv_heads, dim=1)
-        for j in range(query_len):
-            visible = max(0, seq_len - query_len + j + 1)
-            query = step.query[first + j].double()  # [heads, dim]
-            scores = torch.einsum("hd,hld->hl", query, key[:, :visible]) * step.scale
-            rows.append(torch.einsum("hl,hld->hd", scores.softmax(-1), value[:, :visible]))
-    return torch.stack(rows)
+        visible = torch.arange(seq_len) <= torch.arange(seq_len - query_len, seq_len)[:, None]
+        scores = torch.einsum("qhd,hld->hql", query, key) * step.scale
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        outputs.append(torch.einsum("hql,hld->qhd", weights, value))
+    return torch.cat(outputs)
 
 
 def dense_rotation(states: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """NeoX rotation in fp64: dimension i turns against dimension i + head_dim / 2."""
-    half = states.shape[-1] // 2
-    rotated = states.double().clone()
-    for token, position in enumerate(positions.tolist()):
-        for i in range(half):
-            first, second = states[token, :, i].double(), states[token, :, half + i].double()
-            c, s = cos[position, i].double(), sin[position, i].double()
-            rotated[token, :, i] = first * c - second * s
-            rotated[token, :, half + i] = second * c + first * s
-    return rotated
+    first, second = states.double().tensor_split(2, dim=-1)
+    token_cos, token_sin = cos[positions, None].double(), sin[positions, None].double()
+    return torch.cat((first * token_cos - second * token_sin, second * token_cos + first * token_sin), dim=-1)
 
 
 def rotation_tables(max_position: int, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,11 @@ def test_rms_norm_rounds_like_transformers(dtype, with_residual):
     upcast = expected_sum.float()
     normed = upcast * torch.rsqrt(upcast.pow(2).mean(-1, keepdim=True) + 1e-5)
     assert torch.equal(summed, expected_sum)
-    assert torch.allclose(output, weight * normed.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=0)
+    expected = weight * normed.to(dtype)
+    assert torch.allclose(output, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    if dtype != torch.float32:
+        # A sum in another order may tip a rounding now and then; another order of rounding changes every third value.
+        assert (output == expected).double().mean() > 0.98
 
 
 def test_rms_norm_is_exact_in_fp32():

@@ -77,9 +77,9 @@ def test_table_entries_beyond_the_sequence_do_not_matter():
 @pytest.mark.parametrize(("block_size", "num_kv_heads"), [(16, 1), (32, 2)])
 def test_rotary_write(dtype, block_size, num_kv_heads):
     step = make_step(
-        [(1, 40), (1, 1), (7, 7), (5, 40)], num_kv_heads=num_kv_heads, block_size=block_size, dtype=dtype
+        [(1, 32), (1, 1), (20, 20), (5, 60)], num_kv_heads=num_kv_heads, block_size=block_size, dtype=dtype
     )
-    cos, sin = rotation_tables(50, 16)
+    cos, sin = rotation_tables(60, 16)
     before = step.kv_cache.clone()
     query = rotary_write_kv(step.query, step.key, step.value, cos, sin, step.kv_cache, step.batch)
 

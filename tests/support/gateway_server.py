@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ class GatewayServer:
         return await self.http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "Hi", **fields})
 
 
-def gateway_config(scheduler_address: str, **settings: object) -> GatewayConfig:
+def gateway_config(**settings: object) -> GatewayConfig:
     values = {"model": "", "served_model_names": (MODEL_NAME, "alias"), "port": 0, **settings}
-    return GatewayConfig(scheduler_address=scheduler_address, **values)  # type: ignore[arg-type]
+    return GatewayConfig(**values)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -55,8 +56,10 @@ async def gateway_server(
 ) -> AsyncGenerator[GatewayServer]:
     """Starts engine and gateway, and stops them at the end."""
     engine = engine or ScriptedEngine()
-    config = gateway_config(engine.address, **settings)
+    config = gateway_config(**{"scheduler_address": engine.address, **settings})
     bound, lifecycle, listening = bind(config.host, config.port), Lifecycle(), asyncio.Event()
+    # So that a client that does not read is soon felt.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
     server = HttpServer(app, listening.set)
     url = url_of(bound)

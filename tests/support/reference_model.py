@@ -19,14 +19,15 @@ def reference_model() -> PreTrainedModel:
     """Loads the default model once for the whole session."""
     path = locate_model("").path
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path.parent,
         gguf_file=path.name,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
         local_files_only=True,
     )
-    return model.eval()
+    model.eval()
+    return model
 
 
 def reference_greedy(

@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pageloom import wire
 from pageloom.client import ENGINE_SERVICE
@@ -21,6 +20,7 @@ from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.rpc_channel import create_server
 from pageloom.rpc_errors import PARAM_METADATA_KEY, to_grpc_status
 
+Context = grpc.aio.ServicerContext[object, object]
 Script = Callable[[GenerateRequest], AsyncIterator[GenerateEvent]]
 VOCAB_SIZE = 49152
 EOS_TOKEN_ID = 2
@@ -52,7 +52,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         self.draining = False
         self._changed = asyncio.Condition()
         self._server = create_server()
-        self._health = health_aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         engine_pb2_grpc.add_EngineServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
@@ -84,13 +84,13 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         return choice_index in self.cancelled.get(request.request_id, ())
 
     async def Generate(
-        self, message: engine_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self, message: engine_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[engine_pb2.GenerateEvent]:
-        request = wire.generate_request_from_proto(message)
-        self.requests.append(request)
-        await self._tell()
         ended = False
         try:
+            request = wire.generate_request_from_proto(message)
+            self.requests.append(request)
+            await self._tell()
             async for event in self.script(request):
                 yield wire.event_to_proto(event)
             ended = True
@@ -100,19 +100,15 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             await context.abort(to_grpc_status(error), error.message, metadata)
         finally:
             if not ended:
-                self.closed.append(request.request_id)
+                self.closed.append(message.request_id)
                 await self._tell()
 
-    async def Cancel(
-        self, message: engine_pb2.CancelRequest, _context: grpc.aio.ServicerContext
-    ) -> engine_pb2.CancelResponse:
+    async def Cancel(self, message: engine_pb2.CancelRequest, _context: Context) -> engine_pb2.CancelResponse:
         self.cancelled.setdefault(message.request_id, set()).update(message.choice_indexes)
         await self._tell()
         return engine_pb2.CancelResponse()
 
-    async def Info(
-        self, _message: engine_pb2.InfoRequest, _context: grpc.aio.ServicerContext
-    ) -> engine_pb2.InfoResponse:
+    async def Info(self, _message: engine_pb2.InfoRequest, _context: Context) -> engine_pb2.InfoResponse:
         info = EngineInfo(
             version="0",
             model=self.model,
@@ -130,9 +126,10 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             self._changed.notify_all()
 
 
-async def nothing(_request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-    raise AssertionError("the test expected no request")
-    yield
+async def nothing(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+    if request:
+        raise AssertionError("the test expected no request")
+    yield finished(0, 0)
 
 
 def tokens(choice_index: int, first_index: int, token_ids: Iterable[int], scored: bool = False) -> TokensGenerated:

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pageloom.model_files import locate_model
 
@@ -16,9 +16,10 @@ def from_gguf(path: Path) -> PreTrainedTokenizerFast:
     with warnings.catch_warnings():
         # The gguf package's reader, as transformers calls it.
         warnings.simplefilter("ignore")
-        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, local_files_only=True
         )
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
     return tokenizer
 
 

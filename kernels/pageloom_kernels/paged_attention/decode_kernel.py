@@ -19,7 +19,7 @@ from pageloom_kernels.paged_attention.tuning import DecodeTuning
 from pageloom_kernels.triton_jit import jit
 
 
-@jit
+@jit(varying=("num_seqs", "stride_block_table"))
 def decode_kernel(
     p_query: tl.tensor,
     p_kv: tl.tensor,

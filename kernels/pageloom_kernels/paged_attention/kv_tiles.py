@@ -9,7 +9,7 @@ import triton.language as tl
 from pageloom_kernels.triton_jit import jit
 
 
-@jit
+@jit()
 def attend(
     b_o: tl.tensor,  # [BLOCK_M, D_PAD] fp32, weighted values so far
     b_m: tl.tensor,  # [BLOCK_M] fp32, maximum of the scaled scores so far
@@ -60,7 +60,7 @@ def attend(
     return b_o, b_m, b_l
 
 
-@jit
+@jit()
 def _offsets(
     p_block_table: tl.tensor,
     i_t: tl.tensor,

@@ -17,7 +17,7 @@ from pageloom_kernels.paged_attention.tuning import PrefillTuning
 from pageloom_kernels.triton_jit import jit
 
 
-@jit
+@jit(varying=("num_decodes", "stride_block_table"))
 def prefill_kernel(
     p_query: tl.tensor,
     p_kv: tl.tensor,

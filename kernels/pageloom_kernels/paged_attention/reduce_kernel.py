@@ -9,7 +9,7 @@ from pageloom_kernels.triton_jit import jit
 _SEGMENTS_AT_ONCE = 16
 
 
-@jit
+@jit()
 def reduce_kernel(
     p_partial: tl.tensor,
     p_lse: tl.tensor,

@@ -78,7 +78,7 @@ def _plan(batch: AttentionBatch, cache_shape: torch.Size, dtype: torch.dtype) ->
         inverse=torch.argsort(order),
         chunks=_chunks(batch.block_tables[order], batch.seq_lens[order], cache_shape, dtype),
         extends=extends,
-        causal_mask=_causal_mask(batch, dtype) if extends else torch.empty(0),
+        causal_mask=_causal_mask(batch, dtype),
     )
 
 

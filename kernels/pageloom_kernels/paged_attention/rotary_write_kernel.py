@@ -9,7 +9,7 @@ from pageloom_kernels.paged_attention.batch import AttentionBatch
 from pageloom_kernels.triton_jit import jit
 
 
-@jit
+@jit()
 def rotary_write_kernel(
     p_query: tl.tensor,
     p_key: tl.tensor,

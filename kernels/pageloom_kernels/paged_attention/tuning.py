@@ -47,14 +47,14 @@ class PrefillTuning:
 
 
 def decode_tuning(gpu: Gpu, *, head_dim: int, itemsize: int) -> DecodeTuning:
-    tile_bytes = 16 << 10  # of K, and as much of V
-    tile = tile_bytes // (triton.next_power_of_2(head_dim) * itemsize)
+    # Of K in a tile, and as many of V. Exact fp32 products need the registers of more.
+    tile_elements = 2048 if itemsize == 4 else 8192
     # The load of K and V waits for that of the block id, so the pipeliner needs two stages for each tile in flight:
-    # five keep two. Three programs fit an SM of Hopper then; four for each even out their ends.
+    # five keep two. An SM of Hopper holds three programs then, and four for each even out their ends.
     return DecodeTuning(
         num_programs=4 * gpu.num_sms,
         min_segment_tokens=256,
-        tile=min(128, max(16, tile)),
+        tile=min(128, max(16, tile_elements // triton.next_power_of_2(head_dim))),
         num_warps=4,
         num_stages=5,
     )

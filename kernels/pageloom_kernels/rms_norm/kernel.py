@@ -8,7 +8,7 @@ from torch import Tensor
 from pageloom_kernels.triton_jit import jit
 
 
-@jit
+@jit()
 def rms_norm_kernel(
     p_x: tl.tensor,
     p_residual: tl.tensor,

@@ -10,7 +10,7 @@ from pageloom_kernels.triton_jit import jit
 _BLOCK_N = 1024
 
 
-@jit
+@jit()
 def silu_mul_kernel(
     p_gate_up: tl.tensor, p_output: tl.tensor, stride_gate_up: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr
 ) -> None:

@@ -23,6 +23,7 @@ class Stream:
     salt: str
     num_prompt_tokens: int
     max_num_kv_tokens: int
+    wants_logprobs: bool
     token_ids: list[int]
     finished: ChoiceFinished | None = None
     cancelled: bool = False
@@ -98,6 +99,7 @@ class PaperWorld:
                 salt=request.cache_salt,
                 num_prompt_tokens=len(request.prompt_token_ids),
                 max_num_kv_tokens=len(request.prompt_token_ids) + sampling.max_tokens - 1,
+                wants_logprobs=sampling.logprobs is not None,
                 token_ids=list(resumed.get(index, ())),
             )
         self._check()
@@ -152,20 +154,22 @@ class PaperWorld:
 
     def drain(self) -> None:
         """Lets everything run to its end, within a bound, and checks that nothing is left behind."""
-        max_num_steps = self.num_steps + self._step_bound()
+        max_num_rounds = self._round_bound()
+        num_rounds = 0
         while self.open_streams or self.flights:
             for worker_id in self.workers:
                 if worker_id in self.flights:
                     self.commit(worker_id)
                 self.plan(worker_id)
-            assert self.num_steps < max_num_steps, "no end in sight"
+            num_rounds += 1
+            assert num_rounds <= max_num_rounds, "no end in sight"
         self._check_nothing_is_left()
 
-    def _step_bound(self) -> int:
-        # Each step of a worker gets its first choice on by a token. Another may have to start anew, a token a
-        # step at worst, whenever one before it ends or grows; livelock would know no bound at all.
+    def _round_bound(self) -> int:
+        # In each round the first choice of each worker gets on by a token. Another may have to start anew, a
+        # token a round at worst, whenever one before it ends or grows; livelock would know no bound at all.
         num_tokens = sum(stream.max_num_kv_tokens + 1 for stream in self.open_streams.values())
-        return len(self.workers) + num_tokens * (1 + len(self.open_streams))
+        return 2 + num_tokens * (1 + len(self.open_streams))
 
     def _expected_refusal(self, request: GenerateRequest, num_waiting: int) -> type[Exception] | None:
         num_tokens = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
@@ -210,6 +214,9 @@ class PaperWorld:
                 self._check_end(stream, event)
             else:
                 assert event.first_index == len(stream.token_ids), f"a gap or repeat: {event}"
+                assert len(event.logprobs) == stream.wants_logprobs * len(event.token_ids), (
+                    f"log-probabilities: {event}"
+                )
                 stream.token_ids += event.token_ids
                 assert stream.token_ids == stream.solo.token_ids[: len(stream.token_ids)], f"wrong text: {event}"
         self._check()

@@ -84,7 +84,7 @@ def test_no_newcomer_takes_the_blocks_that_growth_needs_next():
     world.plan("a")
     world.commit("a")
     # It would fit, but then the first could not grow for even one block.
-    world.submit(make_request("two", prompt=16, max_tokens=4))
+    world.submit(make_request("two", prompt=12, max_tokens=4))
     world.plan("a")
     world.commit("a")
     assert world.scheduler.stats().num_waiting == 1

@@ -187,3 +187,17 @@ class TestSeveral:
         assert finished.reason is FinishReason.ERROR
         assert "40 tokens" in finished.error_message
         world.drain()
+
+    def test_what_it_computed_there_is_found_there(self):
+        world = make_world(block_size=4)
+        world.attach(paper_hello("b", block_size=3))
+        prompt = tuple(range(2, 22))
+        world.submit(make_request("one", prompt=prompt))
+        step(world)
+        world.lose("a")
+        world.drain()
+        world.submit(make_request("two", prompt=prompt))
+        world.drain()
+        finished = world.streams["two", 0].finished
+        assert finished is not None
+        assert finished.num_cached_tokens == 18

@@ -1,0 +1,44 @@
+"""What one HTTP request wants of the engine, and how the tokens become text again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageloom.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt and how to go on from it. `echo` is the text to repeat before the answer."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the engine is asked for, and how its tokens become text. `generate` is False if all that
+    is asked for is the echo of the prompts."""
+
+    prompts: tuple[Prompt, ...]
+    n: int
+    priority: int
+    cache_salt: str
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    eos_token_ids: tuple[int, ...]
+    generate: bool = True
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompts)
+
+    @property
+    def with_logprobs(self) -> bool:
+        return self.prompts[0].sampling.logprobs is not None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
