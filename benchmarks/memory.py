@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table

@@ -17,6 +17,7 @@ from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
 
 MAX_CHOICES_IN_ALL = 256
+MAX_TOKEN_ID_DIGITS = 10
 # OpenAI's default for text completions; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
 # Fields that would change the answer and are not supported: refused, unless they ask for nothing.
@@ -154,8 +155,8 @@ def _logit_bias(entries: Mapping[str, float] | None) -> Mapping[int, float]:
         return NO_BIAS
     bias: dict[int, float] = {}
     for key, value in entries.items():
-        if not key.isascii() or not key.isdigit():
-            raise InvalidRequest(f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias")
+        if not key.isascii() or not key.isdigit() or len(key) > MAX_TOKEN_ID_DIGITS:
+            raise InvalidRequest(f"logit_bias has the key {key[:20]!r}, which is not a token id", param="logit_bias")
         bias[int(key)] = value
     return bias
 

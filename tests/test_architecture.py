@@ -129,7 +129,7 @@ def test_torch_stays_out(module: str):
     assert loaded.stdout.strip() == "[]"
 
 
-def documented_names() -> list[str]:
+def documented_names() -> list[tuple[str, str]]:
     text = (ROOT / "docs/architecture.md").read_text()
     return re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
 

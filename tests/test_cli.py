@@ -1,6 +1,7 @@
 """The command line: documented options, environment twins, sizes, errors that name the flag."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,7 +19,7 @@ run = CliRunner().invoke
 
 def options() -> list[tuple[str, str, str]]:
     """(command, flag, environment variable) of every option."""
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     return [
         (command, parameter.opts[0], parameter.envvar)
         for command in COMMANDS

@@ -122,6 +122,10 @@ def _dequantized(file: GgufFile, tensor: GgufTensor, data: NDArray[np.uint8]) ->
     rows_per_piece = max(1, _PIECE_ELEMENTS // row_elements)
     for start in range(0, num_rows, rows_per_piece):
         try:
-            yield dequantize(rows[start : start + rows_per_piece], GGMLQuantizationType(tensor.ggml_type))
+            with np.errstate(all="ignore"):
+                piece = dequantize(rows[start : start + rows_per_piece], GGMLQuantizationType(tensor.ggml_type))
         except NotImplementedError as error:
             raise ModelLoadError(f"{file.path}: tensor {tensor.name}: {error}") from None
+        if not np.isfinite(piece).all():
+            raise ModelLoadError(f"{file.path}: tensor {tensor.name} holds values that are not finite: it is damaged")
+        yield piece

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from pageloom.cli import app
 

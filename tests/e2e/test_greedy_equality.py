@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -27,13 +28,20 @@ def make_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
     return [[rng.randrange(20, MAX_TOKEN_ID) for _ in range(length)] for length in lengths]
 
 
-def stack_config(metrics_port: int | None = None, **worker: int) -> StackConfig:
-    limits = {"max_num_seqs": 32, "max_num_batched_tokens": 256}
+def stack_config(metrics_port: int | None = None, **worker: Any) -> StackConfig:
+    worker_config = WorkerConfig(
+        model="",
+        scheduler_address="",
+        dtype="float32",
+        max_num_seqs=32,
+        max_num_batched_tokens=256,
+        log_level="warning",
+    )
     return StackConfig(
-        scheduler=SchedulerConfig(log_level="warning", metrics_port=metrics_port, **limits),
-        worker=WorkerConfig(
-            model="", scheduler_address="", dtype="float32", log_level="warning", **{**limits, **worker}
+        scheduler=SchedulerConfig(
+            metrics_port=metrics_port, max_num_seqs=32, max_num_batched_tokens=256, log_level="warning"
         ),
+        worker=replace(worker_config, **worker),
         gateway=None,
     )
 

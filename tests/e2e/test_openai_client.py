@@ -2,16 +2,16 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
-import openai
 
 from tests.support.serving import Serving, metric
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def test_chat_answers(client: openai.OpenAI, model_name: str):
+def test_chat_answers(client: Any, model_name: str):
     answer = client.chat.completions.create(model=model_name, messages=QUESTION, temperature=0, max_tokens=40)
     choice = answer.choices[0]
     assert "Paris" in choice.message.content
@@ -19,7 +19,7 @@ def test_chat_answers(client: openai.OpenAI, model_name: str):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_streamed_chat_is_the_same_text_in_pieces(client: openai.OpenAI, model_name: str):
+def test_streamed_chat_is_the_same_text_in_pieces(client: Any, model_name: str):
     whole = client.chat.completions.create(model=model_name, messages=QUESTION, temperature=0, max_tokens=40)
     chunks = list(
         client.chat.completions.create(
@@ -34,7 +34,7 @@ def test_streamed_chat_is_the_same_text_in_pieces(client: openai.OpenAI, model_n
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices].count("stop") == 1
 
 
-def test_completion_with_logprobs_and_n(client: openai.OpenAI, model_name: str):
+def test_completion_with_logprobs_and_n(client: Any, model_name: str):
     answer = client.completions.create(
         model=model_name, prompt="Once upon a time", max_tokens=8, temperature=0.8, seed=7, n=3, logprobs=2
     )
@@ -45,8 +45,8 @@ def test_completion_with_logprobs_and_n(client: openai.OpenAI, model_name: str):
         assert all(value <= 0 for value in choice.logprobs.token_logprobs)
 
 
-def test_a_seed_repeats(client: openai.OpenAI, model_name: str):
-    def draw(seed: int) -> str:
+def test_a_seed_repeats(client: Any, model_name: str):
+    def draw(seed: int) -> Any:
         answer = client.completions.create(
             model=model_name, prompt="The weather today is", max_tokens=24, temperature=1.0, seed=seed
         )
@@ -57,7 +57,7 @@ def test_a_seed_repeats(client: openai.OpenAI, model_name: str):
     assert len(set(first)) == 3
 
 
-def test_streams_share_steps(stack: Serving, client: openai.OpenAI, model_name: str):
+def test_streams_share_steps(stack: Serving, client: Any, model_name: str):
     seqs_before, steps_before = (
         stack.scheduler_metric("pageloom_step_num_seqs_sum"),
         stack.scheduler_metric("pageloom_step_num_seqs_count"),
@@ -79,10 +79,10 @@ def test_streams_share_steps(stack: Serving, client: openai.OpenAI, model_name: 
     assert num_seqs / num_steps > 8
 
 
-def test_a_shared_prefix_is_computed_once(client: openai.OpenAI, model_name: str):
+def test_a_shared_prefix_is_computed_once(client: Any, model_name: str):
     prefix = [1000 + (7 * i) % 40000 for i in range(1000)]
 
-    def cached(suffix: int) -> int:
+    def cached(suffix: int) -> Any:
         answer = client.completions.create(model=model_name, prompt=[*prefix, suffix], max_tokens=1)
         return answer.usage.prompt_tokens_details.cached_tokens
 
@@ -90,7 +90,7 @@ def test_a_shared_prefix_is_computed_once(client: openai.OpenAI, model_name: str
     assert cached(12) >= 900
 
 
-def test_models_tokenize_and_operations(stack: Serving, client: openai.OpenAI, model_name: str):
+def test_models_tokenize_and_operations(stack: Serving, client: Any, model_name: str):
     assert [model.id for model in client.models.list()] == [model_name]
     assert client.models.retrieve(model_name).id == model_name
     tokens = httpx.post(f"{stack.url}/tokenize", json={"model": model_name, "prompt": "Hello, wörld"}).json()["tokens"]

@@ -61,6 +61,7 @@ SAMPLING = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {"1": "a"}}, "logit_bias"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),

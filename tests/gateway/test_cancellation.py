@@ -119,6 +119,7 @@ async def test_a_slow_reader_holds_the_engine_back(gateway: GatewayServer):
                 before = produced
                 await asyncio.sleep(0.3)
         assert (await gateway.http.get("/health")).status_code == 200
+        assert produced < 300_000, "64 KiB at gRPC, 64 KiB at uvicorn, 256 deltas of 100 tokens, and the kernel"
     await gateway.engine.until(lambda: len(gateway.engine.closed) == 1)
     await idle(gateway)
 

@@ -23,8 +23,10 @@ class Llama:
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [LlamaLayer(config, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
-        # A tied head is the embedding itself: the matrix exists once.
-        self.head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
+        # None: the head is the embedding, which stays as it is because rows are looked up in it.
+        self.head = None
+        if not config.tie_word_embeddings:
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
         cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
@@ -38,13 +40,13 @@ class Llama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
-        return functional.linear(hidden, self.head)
+        return functional.linear(hidden, self.embedding) if self.head is None else self.head(hidden)
 
     def destinations(self) -> dict[str, Tensor]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
         destinations = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
-        if not self.config.tie_word_embeddings:
-            destinations["lm_head.weight"] = self.head
+        if self.head is not None:
+            destinations["lm_head.weight"] = self.head.weight
         for index, layer in enumerate(self.layers):
             destinations |= layer.destinations(f"model.layers.{index}.")
         return destinations
@@ -54,6 +56,8 @@ class Llama:
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()
+        if self.head is not None:
+            self.head.pack()
 
 
 class LlamaLayer:
