@@ -18,6 +18,7 @@ from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import locate_model
 from pageloom.serve import serve_stack
+from pageloom.service_process import service_environment
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
@@ -174,4 +175,4 @@ def _names(params: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _become(module: str, settings: ServiceConfig) -> NoReturn:
     """Replaces this process: a service imports neither the CLI nor another service."""
-    os.execv(sys.executable, [sys.executable, "-m", module, settings.to_json()])
+    os.execve(sys.executable, [sys.executable, "-m", module, settings.to_json()], service_environment())

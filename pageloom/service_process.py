@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -21,6 +22,11 @@ class StatusEvent:
     service: str
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
+
+
+def service_environment() -> dict[str, str]:
+    """gRPC's C core writes lines of its own to stderr, for events that we log ourselves."""
+    return {"GRPC_VERBOSITY": "ERROR", **os.environ}
 
 
 class ServiceProcess:
@@ -41,7 +47,8 @@ class ServiceProcess:
         with theirs:
             config = replace(config, status_fd=theirs.fileno())
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, config.to_json(), pass_fds=[theirs.fileno()], start_new_session=True
+                sys.executable, "-m", module, config.to_json(),
+                pass_fds=[theirs.fileno()], start_new_session=True, env=service_environment(),
             )  # fmt: skip
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which stops its
         # children in an order that loses no request.

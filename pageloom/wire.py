@@ -304,7 +304,7 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         logprobs=[logprobs_to_proto(logprobs) for logprobs in result.logprobs.values()],
         failed_slots=list(result.failures),
         failure_messages=list(result.failures.values()),
-        duration_us=int(result.duration_s * 1e6),
+        duration_us=round(result.duration_s * 1e6),
     )
 
 

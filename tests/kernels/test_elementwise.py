@@ -56,11 +56,21 @@ def test_no_tokens():
     assert silu_mul(empty).shape == (0, 4)
 
 
-def test_bad_input_is_named():
-    x = torch.zeros(2, 8)
-    with pytest.raises(ValueError, match=r"weight must have shape \(8,\)"):
-        rms_norm(x, torch.ones(9), eps=1e-5)
-    with pytest.raises(ValueError, match="residual must have the shape of x"):
-        rms_norm(x, torch.ones(8), eps=1e-5, residual=torch.zeros(1, 8))
-    with pytest.raises(ValueError, match="two halves of equal size"):
-        silu_mul(torch.zeros(2, 7))
+@pytest.mark.parametrize(
+    ("x", "weight", "residual", "message"),
+    [
+        (torch.zeros(2, 8), torch.ones(9), None, r"weight must have shape \(8,\)"),
+        (torch.zeros(2, 8), torch.ones(8), torch.zeros(1, 8), "residual must have the shape of x"),
+        (torch.zeros(2, 8), torch.ones(8), torch.zeros(8, 2).T, "residual must have .* contiguous rows"),
+        (torch.zeros(8, 2).T, torch.ones(8), None, r"x must be \[tokens, hidden\] with contiguous rows"),
+    ],
+)
+def test_bad_rms_norm_input_is_named(x, weight, residual, message):
+    with pytest.raises(ValueError, match=message):
+        rms_norm(x, weight, eps=1e-5, residual=residual)
+
+
+@pytest.mark.parametrize("gate_up", [torch.zeros(2, 7), torch.zeros(8), torch.zeros(8, 2).T])
+def test_bad_silu_mul_input_is_named(gate_up):
+    with pytest.raises(ValueError, match=r"gate_up must be \[tokens, 2 \* intermediate\] with contiguous rows"):
+        silu_mul(gate_up)

@@ -121,7 +121,8 @@ def test_bad_attention_input_is_named(change, message):
     [
         ({"key": torch.zeros(3, 4, 16)}, "key and value must both have the cache's 2 heads"),
         ({"value": torch.zeros(2, 2, 16)}, "key and value must both have the cache's 2 heads"),
-        ({"cos": torch.zeros(50, 16)}, r"cos and sin must have shape \[max_position, 8\]"),
+        ({"cos": torch.zeros(50, 16)}, r"cos must be float32 \[max_position, 8\]"),
+        ({"sin": torch.zeros(50, 8, dtype=torch.float16)}, r"sin must be float32 \[max_position, 8\]"),
     ],
 )
 def test_bad_write_input_is_named(change, message):
@@ -130,3 +131,17 @@ def test_bad_write_input_is_named(change, message):
     arguments = {"query": step.query, "key": step.key, "value": step.value, "cos": cos, "sin": sin} | change
     with pytest.raises(ValueError, match=message):
         rotary_write_kv(**arguments, kv_cache=step.kv_cache, batch=step.batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_lens": torch.tensor([3])}, r"seq_lens must be a contiguous torch.int32 of shape \[1\]"),
+        ({"query_start": torch.tensor([0], dtype=torch.int32)}, r"query_start must be .* of shape \[2\]"),
+        ({"slot_mapping": torch.zeros(2, dtype=torch.int64)}, r"slot_mapping must be .* of shape \[3\]"),
+        ({"num_decodes": 2}, "num_decodes must be between 0 and the 1 sequences, got 2"),
+    ],
+)
+def test_bad_batch_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(make_step([(3, 3)]).batch, **change)

@@ -114,6 +114,17 @@ def test_quantized_models_run_in_a_type_the_cpu_has(tmp_path):
     assert load(tmp_path / "f32.gguf", dtype="auto").model.dtype == "float32"
 
 
+def test_damaged_scales_are_named(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_checkpoint(tmp_path / "hf"), quantization=GGMLQuantizationType.Q8_0)
+    damaged = bytearray(path.read_bytes())
+    offset = read_gguf(path).tensors["blk.1.ffn_down.weight"].offset
+    damaged[offset : offset + 2] = b"\xff\xff"
+    path.write_bytes(damaged)
+    with pytest.raises(ModelLoadError, match=r"tensor blk\.1\.ffn_down\.weight holds values that are not finite"):
+        load(path)
+
+
 def test_missing_tensor_is_named(tmp_path):
     reference = make_checkpoint(tmp_path / "hf")
     write_gguf(tmp_path / "model.gguf", reference, skip=("blk.1.ffn_up.weight",))

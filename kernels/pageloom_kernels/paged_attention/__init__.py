@@ -1,5 +1,6 @@
 """Attention over paged KV blocks, and the write of new keys and values into them."""
 
+import torch
 from torch import Tensor
 
 from pageloom_kernels.dispatch import operators
@@ -47,11 +48,12 @@ def rotary_write_kv(
             f"key and value must both have the cache's {kv_cache.shape[2]} heads, "
             f"got shapes {tuple(key.shape)} and {tuple(value.shape)}"
         )
-    if cos.shape != sin.shape or cos.shape[-1] * 2 != query.shape[2]:
-        raise ValueError(
-            f"cos and sin must have shape [max_position, {query.shape[2] // 2}], "
-            f"got {tuple(cos.shape)} and {tuple(sin.shape)}"
-        )
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.dim() != 2 or table.shape[1] * 2 != query.shape[2] or table.dtype != torch.float32:
+            raise ValueError(
+                f"{name} must be float32 [max_position, {query.shape[2] // 2}], "
+                f"got {table.dtype} of shape {tuple(table.shape)}"
+            )
     return operators(query.device).rotary_write_kv(query, key, value, cos, sin, kv_cache, batch)
 
 

@@ -57,7 +57,7 @@ class _Plan:
     inverse: Tensor  # [decodes], undoes `order`
     chunks: tuple[_Chunk, ...]
     extends: tuple[_Extend, ...]
-    causal_mask: Tensor
+    causal_mask: Tensor  # of the extends: see `_causal_mask`
 
 
 @lru_cache(maxsize=2)
@@ -78,7 +78,12 @@ def _plan(batch: AttentionBatch, cache_shape: torch.Size, dtype: torch.dtype) ->
         inverse=torch.argsort(order),
         chunks=_chunks(batch.block_tables[order], batch.seq_lens[order], cache_shape, dtype),
         extends=extends,
-        causal_mask=_causal_mask(batch, dtype),
+        causal_mask=_causal_mask(
+            min(_QUERY_TILE, batch.max_query_len),
+            max((extend.seq_len for extend in extends), default=0),
+            dtype,
+            batch.seq_lens.device,
+        ),
     )
 
 
@@ -118,14 +123,13 @@ def _kv_rows(kv_cache: Tensor) -> Tensor:
     return kv_cache.view(-1, kv_cache.shape[3] * kv_cache.shape[4])
 
 
-def _causal_mask(batch: AttentionBatch, dtype: torch.dtype) -> Tensor:
+def _causal_mask(tile: int, max_seq_len: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[tile, max_seq_len + tile]: its last `tile` columns are causal, those before are visible.
 
     The mask of a tile of queries is the part of it that puts the first query's position on the diagonal.
     """
-    tile = min(_QUERY_TILE, batch.max_query_len)
-    mask = torch.full((tile, batch.max_seq_len + tile), -torch.inf, dtype=dtype, device=batch.seq_lens.device)
-    return mask.triu_(batch.max_seq_len + 1)
+    mask = torch.full((tile, max_seq_len + tile), -torch.inf, dtype=dtype, device=device)
+    return mask.triu_(max_seq_len + 1)
 
 
 def _decode(query: Tensor, kv_cache: Tensor, plan: _Plan, scale: float) -> Tensor:

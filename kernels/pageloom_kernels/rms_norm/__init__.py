@@ -13,10 +13,15 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, residual: Tensor | None =
     Without a residual the second result is `x` itself.
 
     Raises:
-        ValueError: `weight` or `residual` does not fit `x`.
+        ValueError: `x` is not a matrix of contiguous rows, or `weight` or `residual` does not fit it.
     """
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(f"weight must have shape {tuple(x.shape[-1:])} to scale x, got {tuple(weight.shape)}")
-    if residual is not None and residual.shape != x.shape:
-        raise ValueError(f"residual must have the shape of x, {tuple(x.shape)}, got {tuple(residual.shape)}")
+    if x.dim() != 2 or x.stride(1) != 1:
+        raise ValueError(f"x must be [tokens, hidden] with contiguous rows, got {tuple(x.shape)}, strides {x.stride()}")
+    if weight.shape != x.shape[1:]:
+        raise ValueError(f"weight must have shape {tuple(x.shape[1:])} to scale x, got {tuple(weight.shape)}")
+    if residual is not None and (residual.shape != x.shape or residual.stride(1) != 1):
+        raise ValueError(
+            f"residual must have the shape of x, {tuple(x.shape)}, and contiguous rows, "
+            f"got {tuple(residual.shape)}, strides {residual.stride()}"
+        )
     return operators(x.device).rms_norm(x, weight, eps=eps, residual=residual)

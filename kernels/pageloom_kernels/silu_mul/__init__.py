@@ -11,8 +11,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     The activation is computed in fp32 and rounded to the model's dtype before the product, as in transformers.
 
     Raises:
-        ValueError: the last dimension is odd.
+        ValueError: `gate_up` is not a matrix of contiguous rows of even length.
     """
-    if gate_up.shape[-1] % 2:
-        raise ValueError(f"gate_up must hold two halves of equal size in its last dimension, got {gate_up.shape[-1]}")
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
+        raise ValueError(
+            "gate_up must be [tokens, 2 * intermediate] with contiguous rows, "
+            f"got {tuple(gate_up.shape)}, strides {gate_up.stride()}"
+        )
     return operators(gate_up.device).silu_mul(gate_up)
