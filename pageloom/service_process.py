@@ -25,8 +25,8 @@ class StatusEvent:
 
 
 def service_environment() -> dict[str, str]:
-    """gRPC's C core writes lines of its own to stderr, for events that we log ourselves."""
-    return {"GRPC_VERBOSITY": "ERROR", **os.environ}
+    """gRPC's C core writes lines of its own to stderr, for events and errors that we report ourselves."""
+    return {"GRPC_VERBOSITY": "NONE", **os.environ}
 
 
 class ServiceProcess:

@@ -38,14 +38,14 @@ class Plans:
         self.table = make_table()
         self.step = 0
 
-    def run(self, **plan) -> tuple[dict[int, int], set[int]]:
-        """What ran, slot -> tokens, and which slots drew."""
+    def run(self, failing: int | None = None, **plan) -> tuple[dict[int, int], set[int]]:
+        """What ran, slot -> tokens, and which slots drew: all that reached their end but `failing`."""
         self.step += 1
         batch = BatchPlan(epoch=1, step=self.step, **plan)
         self.table.apply(batch)
         runs, failures = self.table.select_runs(batch)
         assert failures == {}
-        drawn = runs.draw_slots
+        drawn = runs.draw_slots[runs.draw_slots != failing]
         self.table.advance(runs, drawn, np.full(len(drawn), 99))
         assert sorted(runs.lens == 1, reverse=True) == (runs.lens == 1).tolist(), "one-token runs come first"
         return dict(zip(runs.slots.tolist(), runs.lens.tolist(), strict=True)), set(drawn.tolist())
@@ -87,6 +87,13 @@ def test_release_and_bind_again_in_one_plan():
     assert plans.run(**again, chunk_slots=(0,), chunk_lens=(1,)) == ({0: 1}, set())
     assert plans.table.num_tokens[0] == 2
     assert plans.table.block_tables[0, 0] == 9
+
+
+def test_a_failed_draw_does_not_continue():
+    plans = Plans()
+    plans.run(admissions=(admit(0, 4, (1,)), admit(1, 4, (2,))), chunk_slots=(0, 1), chunk_lens=(4, 4))
+    assert plans.run(failing=1) == ({0: 1, 1: 1}, {0})
+    assert plans.run() == ({0: 1}, {0})
 
 
 def test_growth_appends_blocks_in_order():
