@@ -121,10 +121,11 @@ class Sampler:
         return torch.where(largest.isfinite(), token_ids, _FAILED)
 
     def _draw_randomly(self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Overwrites `logits`."""
         table = self._table
-        # A temperature that is all but zero may not turn the largest logit into infinity.
-        shifted = logits - logits.amax(dim=-1, keepdim=True)
-        probs = (shifted / self._upload(table.temperature[slots])[:, None]).softmax(dim=-1)
+        # Shifted first, because a temperature that is all but zero would make the largest logit infinite.
+        logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(self._upload(table.temperature[slots])[:, None])
+        probs = logits.softmax(dim=-1)
         top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
         if (top_k > 0).any() or (top_p < 1).any() or (min_p > 0).any():
             top_k = np.where(top_k > 0, top_k, self._vocab_size)
@@ -133,7 +134,7 @@ class Sampler:
                 top_p=self._upload(top_p)[:, None],
                 min_p=self._upload(min_p)[:, None],
             )
-            probs = truncate(probs, truncation)
+            truncate(probs, truncation)
         numbers = uniforms(table.seeds[slots], table.choice_indexes[slots], positions)
         return draw(probs, self._upload(numbers))
 

@@ -123,10 +123,11 @@ class SlotTable:
             raise PlanError(f"slot {slot} is admitted; this worker has slots 0 to {len(self._bound) - 1}")
         if self._bound[slot]:
             raise PlanError(f"slot {slot} is admitted while it is bound")
-        if not 0 <= admission.num_computed_tokens < len(tokens) <= self._max_model_len:
+        num_computed, num_prompt = admission.num_computed_tokens, admission.num_prompt_tokens
+        if not (0 <= num_computed < len(tokens) <= self._max_model_len and 1 <= num_prompt <= len(tokens)):
             raise PlanError(
-                f"slot {slot} is admitted with {len(tokens)} tokens, {admission.num_computed_tokens} of them computed; "
-                f"this worker holds 1 to {self._max_model_len} and needs one that is not computed"
+                f"slot {slot} is admitted with {len(tokens)} tokens, {num_prompt} of them prompt and {num_computed} "
+                f"computed; this worker holds 1 to {self._max_model_len} and needs one that is not computed"
             )
         self._bound[slot] = True
         self._num_slot_blocks[slot] = 0

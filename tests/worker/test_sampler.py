@@ -129,11 +129,16 @@ def test_a_row_does_not_depend_on_its_mates(mate_temperature):
         assert tokens_by_slot(crowd.sample(logits, list(range(16))))[4] == one
 
 
-def test_rows_without_finite_logits_fail_alone():
-    bench = Bench()
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 3000])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9, "top_k": 40, "min_p": 0.01}])
+def test_rows_without_finite_logits_fail_alone(vocab_size, truncation):
+    bench = Bench(vocab_size)
     for slot in range(6):
-        bench.bind(slot, SamplingParams(seed=slot, temperature=float(slot % 2), logprobs=1, frequency_penalty=1.0))
-    logits = make_logits(6)
+        sampling = SamplingParams(
+            seed=slot, temperature=float(slot % 2), logprobs=1, frequency_penalty=1.0, **truncation
+        )
+        bench.bind(slot, sampling)
+    logits = make_logits(6, vocab_size)
     expected = {slot: bench.expected(logits[slot], slot) for slot in (2, 3, 4)}
     logits[0, 5] = math.nan
     logits[1] = math.inf

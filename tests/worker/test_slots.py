@@ -1,6 +1,7 @@
 """The worker's mirror of the slots: the plan's rules of what runs, and plans that contradict it."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ class Plans:
 
 def test_a_prompt_in_chunks_then_free_decodes():
     plans = Plans()
-    first = {"admissions": (admit(2, 20, (5, 6)),), "chunk_slots": (2,), "chunk_lens": (12,)}
+    first: dict[str, Any] = {"admissions": (admit(2, 20, (5, 6)),), "chunk_slots": (2,), "chunk_lens": (12,)}
     assert plans.run(**first) == ({2: 12}, set())
     assert plans.run() == ({}, set()), "a prompt runs only when the plan says so"
     assert plans.run(chunk_slots=(2,), chunk_lens=(8,)) == ({2: 8}, {2})
@@ -83,7 +84,7 @@ def test_resumed_choice_with_computed_tokens():
 def test_release_and_bind_again_in_one_plan():
     plans = Plans()
     plans.run(admissions=(admit(0, 4, (1,)),), chunk_slots=(0,), chunk_lens=(4,))
-    again = {"released_slots": (0,), "admissions": (admit(0, 2, (9,)),)}
+    again: dict[str, Any] = {"released_slots": (0,), "admissions": (admit(0, 2, (9,)),)}
     assert plans.run(**again, chunk_slots=(0,), chunk_lens=(1,)) == ({0: 1}, set())
     assert plans.table.num_tokens[0] == 2
     assert plans.table.block_tables[0, 0] == 9
@@ -143,6 +144,7 @@ ONE_BOUND = {"admissions": (admit(0, 20, (1, 2)),)}
         ({}, {"admissions": (admit(4, 1, (1,)),)}, "slots 0 to 3"),
         ({}, {"admissions": (admit(0, 65, (1,)),)}, "65 tokens"),
         ({}, {"admissions": (admit(0, 5, (1,), computed=5),)}, "not computed"),
+        ({}, {"admissions": (dataclasses.replace(admit(0, 5, (1,)), num_prompt_tokens=6),)}, "6 of them prompt"),
         ({}, {"admissions": (admit(0, 5, (20,)),)}, "not one of 0 to 19"),
         ({}, {"admissions": (admit(0, 5, (1, 2, 3, 4, 5)),)}, "gets 5 blocks"),
         (ONE_BOUND, {"admissions": (admit(0, 5, (3,)),)}, "while it is bound"),

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pageloom_kernels.paged_attention.batch import AttentionBatch
-from pageloom_kernels.paged_attention.kv_tiles import attend
+from pageloom_kernels.paged_attention.kv_tiles import attend, no_weights
 from pageloom_kernels.paged_attention.reduce_kernel import reduce_segments
 from pageloom_kernels.paged_attention.tuning import DecodeTuning
 from pageloom_kernels.triton_jit import jit
@@ -64,17 +64,12 @@ def decode_kernel(
     mask = (o_m[:, None] < GROUP) & (o_d[None, :] < D)
     p_q = p_query + i_seq * stride_query_token + o_head[:, None] * stride_query_head + o_d[None, :]
     b_q = tl.load(p_q, mask=mask, other=0.0)
-    if UPCAST:
-        b_q = b_q.to(tl.float32)
-    b_o = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
-    b_m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    b_l = tl.zeros([BLOCK_M], dtype=tl.float32)
+    b_o, b_m, b_l = no_weights(BLOCK_M, D_PAD)
     b_visible = tl.full([BLOCK_M], 0, dtype=tl.int32) + stop
-    p_kv += i_kv_head * (BLOCK_SIZE * D)
     p_block_table = p_block_tables + i_seq * stride_block_table
     # Masks cost nothing here: the loop waits for memory, and a second loop for the last tile would wait once more.
     b_o, b_m, b_l = attend(
-        b_o, b_m, b_l, b_q, b_visible, p_kv, p_block_table, start, stop, scale_log2,
+        b_o, b_m, b_l, b_q, b_visible, p_kv + i_kv_head * (BLOCK_SIZE * D), p_block_table, start, stop, scale_log2,
         NUM_KV_HEADS, D, D_PAD, BLOCK_SIZE, TILE, MASKED=True, UPCAST=UPCAST,
     )  # fmt: skip
     b_o = b_o / b_l[:, None]

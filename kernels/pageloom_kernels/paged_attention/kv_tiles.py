@@ -10,6 +10,13 @@ from pageloom_kernels.triton_jit import jit
 
 
 @jit()
+def no_weights(BLOCK_M: tl.constexpr, D_PAD: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """`b_o`, `b_m` and `b_l` of `attend` before any tile."""
+    b_m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    return tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32), b_m, tl.zeros([BLOCK_M], dtype=tl.float32)
+
+
+@jit()
 def attend(
     b_o: tl.tensor,  # [BLOCK_M, D_PAD] fp32, weighted values so far
     b_m: tl.tensor,  # [BLOCK_M] fp32, maximum of the scaled scores so far
@@ -29,6 +36,8 @@ def attend(
     MASKED: tl.constexpr,  # False: whole tiles, visible to every row
     UPCAST: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    if UPCAST:
+        b_q = b_q.to(tl.float32)
     o_d = tl.arange(0, D_PAD)
     for i_t in range(start, stop, TILE):
         o_t = i_t + tl.arange(0, TILE)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pageloom_kernels.paged_attention.batch import AttentionBatch
-from pageloom_kernels.paged_attention.kv_tiles import attend
+from pageloom_kernels.paged_attention.kv_tiles import attend, no_weights
 from pageloom_kernels.paged_attention.tuning import PrefillTuning
 from pageloom_kernels.triton_jit import jit
 
@@ -53,21 +53,15 @@ def prefill_kernel(
         return
     seq_len = tl.load(p_seq_lens + i_seq)
     position = seq_len - query_len + i_token  # of the block's first token
-
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, D_PAD)
     o_token = o_m // GROUP
     o_head = i_kv_head * GROUP + o_m % GROUP
-    real = (o_token < BLOCK_Q) & (i_token + o_token < query_len)
-    mask = real[:, None] & (o_d[None, :] < D)
+    mask = ((o_token < BLOCK_Q) & (i_token + o_token < query_len))[:, None] & (o_d[None, :] < D)
     o_row = (query_start + i_token + o_token).to(tl.int64)
     p_q = p_query + o_row[:, None] * stride_query_token + o_head[:, None] * stride_query_head + o_d[None, :]
     b_q = tl.load(p_q, mask=mask, other=0.0)
-    if UPCAST:
-        b_q = b_q.to(tl.float32)
-    b_o = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
-    b_m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    b_l = tl.zeros([BLOCK_M], dtype=tl.float32)
+    b_o, b_m, b_l = no_weights(BLOCK_M, D_PAD)
     b_visible = position + o_token + 1
     p_kv += i_kv_head * (BLOCK_SIZE * D)
     p_block_table = p_block_tables + i_seq * stride_block_table
@@ -82,9 +76,8 @@ def prefill_kernel(
         b_o, b_m, b_l, b_q, b_visible, p_kv, p_block_table, whole, stop, scale_log2,
         NUM_KV_HEADS, D, D_PAD, BLOCK_SIZE, TILE, MASKED=True, UPCAST=UPCAST,
     )  # fmt: skip
-    b_o = b_o / b_l[:, None]
     o_out = (o_row * (NUM_KV_HEADS * GROUP) + o_head)[:, None] * D + o_d[None, :]
-    tl.store(p_output + o_out, b_o.to(p_output.dtype.element_ty), mask=mask)
+    tl.store(p_output + o_out, (b_o / b_l[:, None]).to(p_output.dtype.element_ty), mask=mask)
 
 
 def plan_query_blocks(query_start: Tensor, num_tokens: int, num_decodes: int, block_q: int) -> Tensor:
