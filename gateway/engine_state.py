@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from contextlib import aclosing
 
@@ -77,5 +78,7 @@ class EngineState:
 
     def _set_obstacle(self, obstacle: str, **facts: str) -> None:
         if obstacle != self._obstacle:
-            _log.warning("engine does not serve", because=obstacle, **facts)
+            # Before it has served once this is how every start looks.
+            level = logging.INFO if self._info is None or self._info.model is None else logging.WARNING
+            _log.log(level, "engine does not serve", because=obstacle, **facts)
         self._obstacle = obstacle

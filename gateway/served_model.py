@@ -49,7 +49,7 @@ class ServedModel:
 
 def load_served_model(config: GatewayConfig) -> ServedModel:
     """Reads tokenizer, template and defaults. Raises ModelLoadError or InvalidConfig."""
-    files = locate_model(config.model)
+    files = locate_model(config.model, weights=False)
     tokenizer = load_tokenizer(files)
     found = {} if files.is_gguf else read_json_object(files.path / "generation_config.json")
     return ServedModel(

@@ -16,7 +16,7 @@ from pageloom import options as opt
 from pageloom.config import GatewayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
-from pageloom.model_files import locate_model
+from pageloom.model_files import model_name
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
 
@@ -91,7 +91,10 @@ def serve(
 ) -> None:
     """Serve MODEL on this machine: gateway, scheduler and worker as three processes."""
     params = context.params
-    scheduler_config = _config(SchedulerConfig, params, port=scheduler_port, metrics_port=scheduler_metrics_port)
+    # Its services have no authentication, so they stay on this host whatever the gateway listens on.
+    scheduler_config = _config(
+        SchedulerConfig, params, host=config.DEFAULT_HOST, port=scheduler_port, metrics_port=scheduler_metrics_port
+    )
     # The scheduler takes a free port by default, so its address is filled in once it is known.
     worker_config = _config(WorkerConfig, params, scheduler_address="", metrics_port=worker_metrics_port)
     gateway_config = _config(GatewayConfig, params, scheduler_address="", served_model_names=_names(params))
@@ -170,7 +173,7 @@ def _plain(value: Any) -> Any:
 
 
 def _names(params: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(params["served_model_name"] or ()) or (locate_model(params["model"]).name,)
+    return tuple(params["served_model_name"] or ()) or (model_name(params["model"]),)
 
 
 def _become(module: str, settings: ServiceConfig) -> NoReturn:

@@ -89,8 +89,9 @@ class SchedulerConfig(ServiceConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(ServiceConfig):
-    """Settings of a worker. KV memory is `kv_cache_memory_bytes` if set, otherwise the part of the
-    device's memory that `gpu_memory_utilization` leaves beside the weights; `num_blocks` overrides both."""
+    """Settings of a worker. KV memory is `num_blocks` if set, else `kv_cache_memory_bytes`, else a fraction: on a
+    GPU what `gpu_memory_utilization` of its memory leaves beside the weights, on a CPU a quarter of the
+    available memory and at most 4 GiB."""
 
     model: str
     scheduler_address: str

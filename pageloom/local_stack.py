@@ -1,4 +1,4 @@
-"""Scheduler, worker and gateway as child processes on this host, for `pageloom serve`, LLM and tests."""
+"""Scheduler, worker and gateway as child processes on this host, for `pageloom serve` and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pageloom.errors import StartupError
 from pageloom.service_process import ServiceProcess, StatusEvent
 
 # What a service gets beyond its own drain timeout to close its streams and exit.
-_EXIT_GRACE_S = 5.0
+_EXIT_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,15 @@ class StackConfig:
 
 class LocalStack:
     """Starts the processes on entry, stops them in order on exit: the gateway first, so that its
-    streams can end, then the scheduler, which sends the worker away."""
+    streams can end, then the scheduler, which sends the worker away. If `drain` is set to False before
+    that, nothing waits for running requests."""
 
     def __init__(self, config: StackConfig, on_event: Callable[[StatusEvent], None]) -> None:
+        self.drain = True
         self._config = config
         self._on_event = on_event
         self._services: dict[str, ServiceProcess] = {}
-        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._watchers: dict[str, asyncio.Task[int]] = {}
         self._ready: dict[str, asyncio.Future[StatusEvent]] = {}
 
     async def __aenter__(self) -> Self:
@@ -50,11 +52,6 @@ class LocalStack:
         await self._stop_all()
 
     @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by service name."""
-        return {name: service.pid for name, service in self._services.items()}
-
-    @property
     def scheduler_address(self) -> str:
         """Where the Engine service listens."""
         return str(self._ready["scheduler"].result().fields["address"])
@@ -63,10 +60,13 @@ class LocalStack:
         """Returns when every service has reported ready. Raises StartupError if one ends before that."""
         await asyncio.gather(*self._ready.values())
 
-    async def wait_for_exit(self) -> str:
-        """Returns the name of the first service that ends."""
-        done, _ = await asyncio.wait(self._watchers.values(), return_when=asyncio.FIRST_COMPLETED)
-        return next(name for name, task in self._watchers.items() if task in done)
+    async def wait_for_exit(self) -> None:
+        """Returns when a service has ended; `first_exit` tells which."""
+        await asyncio.wait(self._watchers.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    def first_exit(self) -> tuple[str, int]:
+        """Name and exit code of a service that has ended (negative: the signal that killed it)."""
+        return next((name, task.result()) for name, task in self._watchers.items() if task.done())
 
     def kill(self) -> None:
         """Ends everything at once; unfinished requests are lost."""
@@ -86,7 +86,7 @@ class LocalStack:
         ready = self._ready[name] = asyncio.get_running_loop().create_future()
         self._watchers[name] = asyncio.create_task(self._watch(service, ready))
 
-    async def _watch(self, service: ServiceProcess, ready: asyncio.Future[StatusEvent]) -> None:
+    async def _watch(self, service: ServiceProcess, ready: asyncio.Future[StatusEvent]) -> int:
         failure = ""
         async for event in service.events():
             if event.kind == "failed":
@@ -99,11 +99,12 @@ class LocalStack:
             ready.set_exception(StartupError(f"{service.name}: {failure or f'ended with exit code {code}'}"))
             # wait_until_ready may never be called, and an exception nobody takes is reported as lost.
             ready.exception()
+        return code
 
     async def _stop_all(self) -> None:
         for name, drain_timeout_s in self._stop_order():
             if name in self._services:
-                await self._services[name].stop(drain_timeout_s + _EXIT_GRACE_S)
+                await self._services[name].stop((drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S)
         await asyncio.gather(*self._watchers.values())
 
     def _stop_order(self) -> list[tuple[str, float]]:

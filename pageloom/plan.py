@@ -93,7 +93,7 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHello:
-    """How a worker introduces itself when it attaches."""
+    """How a worker introduces itself when it attaches. `highest_epoch` is that of its earlier attachments."""
 
     worker_id: str
     boot_id: str
@@ -101,3 +101,4 @@ class WorkerHello:
     cache: CacheInfo
     max_num_seqs: int
     max_num_batched_tokens: int
+    highest_epoch: int = 0

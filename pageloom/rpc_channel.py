@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-# A plan admits at most max_num_batched_tokens tokens a step, and a request carries one prompt:
-# both stay far below this, so a larger message is a mistake or an attack.
+# A request carries one prompt and the core bounds the tokens that a plan admits: both stay far below
+# this, so a larger message is a mistake or an attack.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _KEEPALIVE_TIME_MS = 20_000

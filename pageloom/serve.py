@@ -40,8 +40,9 @@ async def _serve(config: StackConfig) -> int:
             elif event.kind == "ready":
                 ready[event.service] = event.fields
 
-        async with LocalStack(config, on_event) as stack:
-            signals.on_second = stack.kill
+        stack = LocalStack(config, on_event)
+        signals.on_second = stack.kill
+        async with stack:
             if await signals.come_before(stack.wait_until_ready()):
                 return 130
             bar.finish()
@@ -49,7 +50,10 @@ async def _serve(config: StackConfig) -> int:
             if await signals.come_before(stack.wait_for_exit()):
                 console.print("Draining: running requests may finish. Ctrl-C again stops at once.")
                 return 0
-            console.print("[red]A service ended by itself; the lines above say why. Stopping the others.")
+            name, code = stack.first_exit()
+            console.print(f"[red]The {name} ended by itself with exit code {code}. Stopping the others.")
+            # Without it no request can finish, so there is nothing to wait for.
+            stack.drain = False
             return 1
 
 

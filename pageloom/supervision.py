@@ -25,6 +25,11 @@ class ParentLink:
     def __init__(self, status_fd: int | None) -> None:
         self._socket = None if status_fd is None else socket.socket(fileno=status_fd)
 
+    @property
+    def exists(self) -> bool:
+        """Whether this process was started by a parent; it may have died since."""
+        return self._socket is not None
+
     def report(self, event: str, **fields: StatusValue) -> bool:
         """Sends one event, from any thread; whether there is a parent that got it."""
         if self._socket is None:

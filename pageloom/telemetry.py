@@ -38,6 +38,8 @@ def configure_logging(service: str, level: str) -> None:
             ],
         )
     )
+    # At debug level it would write a line for every RPC.
+    logging.getLogger("grpc").setLevel(logging.INFO)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(LOG_LEVELS[level])
@@ -58,7 +60,7 @@ def start_metrics_server(host: str, port: int) -> None:
     try:
         prometheus_client.start_http_server(port, addr=host)
     except OSError as error:
-        raise StartupError(f"--metrics-port {port} cannot be opened on {host}: {error.strerror}") from None
+        raise StartupError(f"its metrics port {port} cannot be opened on {host}: {error.strerror}") from None
 
 
 def _service_adder(service: str) -> structlog.typing.Processor:

@@ -220,6 +220,7 @@ def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
         cache=cache_to_proto(hello.cache),
         max_num_seqs=hello.max_num_seqs,
         max_num_batched_tokens=hello.max_num_batched_tokens,
+        highest_epoch=hello.highest_epoch,
     )
 
 
@@ -231,6 +232,7 @@ def hello_from_proto(message: worker_pb2.Hello) -> WorkerHello:
         cache=cache_from_proto(message.cache),
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
+        highest_epoch=message.highest_epoch,
     )
 
 

@@ -21,9 +21,12 @@ from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from scheduler_svc.core import Emission, Limits, Scheduler
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.worker_link import WorkerLink, WorkerLost
+from scheduler_svc.worker_link import WorkerLeft, WorkerLink, WorkerLost
 
 log = structlog.get_logger()
+
+# What slow readers get to take the events that end their requests.
+_LAST_EVENTS_GRACE_S = 1.0
 
 
 class Driver:
@@ -36,7 +39,6 @@ class Driver:
         self._announce = announce
         self._outboxes: dict[str, Outbox] = {}
         self._links: dict[str, WorkerLink] = {}
-        self._work_arrived: dict[str, asyncio.Event] = {}
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,12 +54,14 @@ class Driver:
         self._core.submit(request, time.monotonic())
         outbox = self._outboxes[request.request_id] = Outbox(request.n)
         self._idle.clear()
+        self._metrics.publish(self._core.stats())
         self._wake_workers()
         return outbox
 
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         """Ends some choices (none named: all); finished and unknown ones are ignored."""
         self._deliver(self._core.cancel(request_id, choice_indexes))
+        self._metrics.publish(self._core.stats())
         self._wake_workers()
 
     def close(self, request_id: str) -> None:
@@ -69,7 +73,9 @@ class Driver:
 
     async def attach(self, link: WorkerLink) -> None:
         """Makes a worker's memory available. Raises InvalidRequest if its model is not the one that is served,
-        DuplicateRequest if another process of its name is attached."""
+        DuplicateRequest if another process of its name is attached, Unavailable while draining."""
+        if self._draining:
+            raise Unavailable("the scheduler is shutting down")
         worker_id = link.hello.worker_id
         if (earlier := self._links.get(worker_id)) is not None:
             if earlier.hello.boot_id != link.hello.boot_id:
@@ -78,12 +84,11 @@ class Driver:
             await earlier.detached.wait()
         self._deliver(self._core.attach(link.hello, link.epoch))
         self._links[worker_id] = link
-        self._work_arrived[worker_id] = asyncio.Event()
 
     async def detach(self, link: WorkerLink) -> None:
         """The worker is gone: its requests go back to the queue with the tokens they have."""
         worker_id = link.hello.worker_id
-        del self._links[worker_id], self._work_arrived[worker_id]
+        del self._links[worker_id]
         self._deliver(self._core.abandon(worker_id))
         self._metrics.publish(self._core.stats())
         self._wake_workers()
@@ -91,36 +96,37 @@ class Driver:
         await self._announce(self._serving)
 
     async def drive(self, link: WorkerLink) -> None:
-        """Runs one attached worker; ends only by being cancelled or by the link's failure."""
+        """Runs one attached worker. Raises WorkerLost when it fails, WorkerLeft once it may go."""
         worker_id = link.hello.worker_id
-        work_arrived = self._work_arrived[worker_id]
         await self._announce(self._serving)
-        while True:
+        while not link.departing:
             plan = self._core.plan(worker_id, time.monotonic())
             self._metrics.publish(self._core.stats())
             if plan is None:
-                await work_arrived.wait()
-                work_arrived.clear()
+                await link.wait_for_work()
             else:
                 await self._step(link, plan)
-
-    @property
-    def _serving(self) -> bool:
-        return bool(self._links) and not self._draining
+        raise WorkerLeft
 
     async def _step(self, link: WorkerLink, plan: BatchPlan) -> None:
+        worker_id = link.hello.worker_id
+        facts = self._core.step_facts(worker_id)
+        if facts.num_preempted:
+            # Back in the queue, they may run elsewhere.
+            self._wake_workers()
         started_s = time.monotonic()
         result = await link.execute(plan)
         now_s = time.monotonic()
-        worker_id = link.hello.worker_id
-        facts = self._core.step_facts(worker_id)
-        assert facts is not None, "a step was planned"
         try:
             emissions = self._core.commit(worker_id, result, now_s)
         except EngineError as error:
             raise WorkerLost(error.message) from error
         self._metrics.observe_step(facts, now_s - started_s, result.duration_s)
         self._deliver(emissions)
+
+    @property
+    def _serving(self) -> bool:
+        return bool(self._links) and not self._draining
 
     def info(self) -> EngineInfo:
         stats = self._core.stats()
@@ -144,16 +150,24 @@ class Driver:
         )
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests, waits for the running ones, then sends the workers away."""
+        """Refuses new requests, lets the running ones finish for `timeout_s` and ends the rest, then sends the
+        workers away."""
         self._draining = True
         await self._announce(False)
+        if not await self._becomes_idle(timeout_s):
+            log.warning("drain timed out", open_requests=len(self._outboxes))
+            self._deliver(self._core.end_all("the scheduler is shutting down"))
+            await self._becomes_idle(_LAST_EVENTS_GRACE_S)
+        for link in tuple(self._links.values()):
+            link.drain()
+
+    async def _becomes_idle(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("drain timed out", open_requests=len(self._outboxes))
-        for link in tuple(self._links.values()):
-            link.drain()
+            return False
+        return True
 
     def _deliver(self, emissions: Iterable[Emission]) -> None:
         for emission in emissions:
@@ -164,5 +178,5 @@ class Driver:
                 self._metrics.observe_finished(emission.facts)
 
     def _wake_workers(self) -> None:
-        for event in self._work_arrived.values():
-            event.set()
+        for link in self._links.values():
+            link.wake()

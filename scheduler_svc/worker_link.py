@@ -20,6 +20,10 @@ class WorkerLost(Exception):
     """The worker closed its stream, fell silent, or broke the protocol."""
 
 
+class WorkerLeft(Exception):
+    """The worker asked to leave, or was sent away, and has nothing in flight."""
+
+
 class WorkerLink:
     """The scheduler's end of one Attach stream. `execute` is for one caller at a time."""
 
@@ -32,7 +36,9 @@ class WorkerLink:
     ) -> None:
         self.hello = hello
         self.epoch = epoch
-        self.draining = False
+        self.departing = False
+        self._last_step = 0
+        self._work_arrived = asyncio.Event()
         self._messages = messages
         self._write = write
         # One task writes: a call takes one write at a time, and a drain may coincide with a plan.
@@ -62,29 +68,46 @@ class WorkerLink:
 
     def drain(self) -> None:
         """Tells the worker that no plans will come; it then closes its stream."""
-        self.draining = True
+        self.departing = True
         self._outgoing.put_nowait(worker_pb2.AttachResponse(drain=worker_pb2.Drain()))
 
     def supersede(self) -> None:
         """The same process has dialled again, so this stream is dead: makes `watch` raise WorkerLost."""
         self._superseded.set()
 
+    def wake(self) -> None:
+        """There may be work, or a reason to go: `wait_for_work` returns."""
+        self._work_arrived.set()
+
+    async def wait_for_work(self) -> None:
+        await self._work_arrived.wait()
+        self._work_arrived.clear()
+
     async def receive(self) -> None:
-        """Reads the worker's messages until it is gone. Raises WorkerLost, always."""
+        """Reads the worker's messages until it is gone. Raises WorkerLost, or WorkerLeft if it was departing."""
         async for message in self._messages:
             self._last_heard_s = time.monotonic()
             kind = message.WhichOneof("message")
             if kind == "step_result":
-                self._take(wire.result_from_proto(message.step_result))
-            elif kind != "heartbeat":
+                self._take(message.step_result)
+            elif kind == "heartbeat":
+                self._last_step = message.heartbeat.step
+            elif kind == "leaving":
+                self.departing = True
+                self.wake()
+            else:
                 raise WorkerLost(f"it sent {kind or 'an empty message'} where a result or heartbeat was due")
+        if self.departing:
+            raise WorkerLeft
         raise WorkerLost("it closed its stream")
 
-    def _take(self, result: StepResult) -> None:
+    def _take(self, message: worker_pb2.StepResult) -> None:
         try:
-            self._results.put_nowait(result)
+            self._results.put_nowait(wire.result_from_proto(message))
         except asyncio.QueueFull:
             raise WorkerLost("it sent results that nobody asked for") from None
+        except ValueError as error:
+            raise WorkerLost(f"it sent a malformed result: {error}") from None
 
     async def watch(self, timeout_s: float) -> None:
         """Raises WorkerLost after `timeout_s` of silence, or once superseded. HTTP/2 pings would not do: a peer
@@ -96,4 +119,4 @@ class WorkerLink:
                     raise WorkerLost("its process dialled again")
             except TimeoutError:
                 continue
-        raise WorkerLost(f"it was silent for {silence_s:.1f} s")
+        raise WorkerLost(f"it was silent for {silence_s:.1f} s; the last step it told of is {self._last_step}")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 
 import grpc
 import structlog
 
 from pageloom import wire
+from pageloom.errors import InvalidRequest
 from pageloom.plan import WorkerHello
 from pageloom.rpc.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.driver import Driver
 from scheduler_svc.rpc_aborts import aborting
-from scheduler_svc.worker_link import WorkerLink, WorkerLost
+from scheduler_svc.worker_link import WorkerLeft, WorkerLink, WorkerLost
 
 AttachContext = grpc.aio.ServicerContext[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
 
@@ -31,7 +31,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, driver: Driver, *, first_epoch: int, heartbeat_interval_s: float, heartbeat_timeout_s: float
     ) -> None:
         self._driver = driver
-        self._epochs = itertools.count(first_epoch)
+        self._last_epoch = first_epoch - 1
         self._heartbeat_interval_s = heartbeat_interval_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
 
@@ -40,9 +40,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: AttachContext
     ) -> None:
         hello = await self._take_hello(request_iterator, context)
-        link = WorkerLink(hello, next(self._epochs), request_iterator, context.write)
-        async with aborting(context):
-            await self._driver.attach(link)
+        link = WorkerLink(hello, self._next_epoch(hello), request_iterator, context.write)
+        await self._attach(link, context)
         worker = log.bind(worker_id=hello.worker_id, epoch=link.epoch)
         worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)
         link.welcome(self._heartbeat_interval_s)
@@ -53,12 +52,24 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 group.create_task(link.watch(self._heartbeat_timeout_s))
                 group.create_task(self._driver.drive(link))
         except* WorkerLost as lost:
-            if link.draining:
-                worker.info("worker left")
-            else:
-                worker.warning("worker lost", reason=str(lost.exceptions[0]))
+            worker.warning("worker lost", reason=str(lost.exceptions[0]))
+        except* WorkerLeft:
+            worker.info("worker left")
         finally:
             await self._driver.detach(link)
+
+    def _next_epoch(self, hello: WorkerHello) -> int:
+        # A clock that was set back must not make every worker refuse us.
+        self._last_epoch = max(self._last_epoch, hello.highest_epoch) + 1
+        return self._last_epoch
+
+    async def _attach(self, link: WorkerLink, context: AttachContext) -> None:
+        async with aborting(context):
+            try:
+                await self._driver.attach(link)
+            except InvalidRequest as error:
+                # Not this message but the worker itself does not fit: it should not dial again.
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
 
     async def _take_hello(
         self, messages: AsyncIterator[worker_pb2.AttachRequest], context: AttachContext

@@ -8,11 +8,12 @@ import structlog
 import uvloop
 
 from pageloom.config import WorkerConfig
+from pageloom.errors import StartupError
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging, start_metrics_server
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.runner import ModelRunner, load_runner
-from worker_svc.service import WorkerService
+from worker_svc.service import AttachLoop
 
 log = structlog.get_logger()
 
@@ -31,7 +32,8 @@ class LoadProgress:
         self._logged_tenths = 0
 
     def report(self, done_bytes: int, total_bytes: int) -> None:
-        self._parent.report("loading", done_bytes=done_bytes, total_bytes=total_bytes)
+        if self._parent.exists and not self._parent.report("loading", done_bytes=done_bytes, total_bytes=total_bytes):
+            raise StartupError("its parent has died")
         tenths = 10 * done_bytes // max(total_bytes, 1)
         if tenths > self._logged_tenths:
             self._logged_tenths = tenths
@@ -42,7 +44,7 @@ async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) 
     metrics = WorkerMetrics(runner.model, runner.cache)
     if config.metrics_port is not None:
         start_metrics_server(config.metrics_host, config.metrics_port)
-    service = WorkerService(runner, config.scheduler_address, config.worker_id, metrics)
+    service = AttachLoop(runner, config.scheduler_address, config.worker_id, metrics)
     report_ready(parent, runner)
     await run_until_stopped(parent, service.serve(), service.stop)
 

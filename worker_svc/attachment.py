@@ -10,6 +10,7 @@ from typing import Protocol
 import grpc
 
 from pageloom import wire
+from pageloom.errors import EngineError
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from pageloom.rpc.v1 import worker_pb2
 from worker_svc.metrics import WorkerMetrics
@@ -58,43 +59,45 @@ class Attachment:
         self._step = 0
         # One task writes: a call takes one write at a time, and results and heartbeats may coincide.
         self._outgoing: asyncio.Queue[worker_pb2.AttachRequest | None] = asyncio.Queue(_MAX_OUTGOING)
-        self.drained = False
 
     async def run(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
-        """Returns when the scheduler drains this worker or closes the stream.
+        """Returns when the scheduler has drained this worker or let it leave.
 
         Raises ProtocolBroken or AioRpcError.
         """
-        helpers = (asyncio.create_task(self._write_all()), asyncio.create_task(self._send_heartbeats()))
         try:
-            await self._run_plans(messages)
-        finally:
-            for helper in helpers:
-                helper.cancel()
-            # What broke a write has ended the call too, and reading has raised it.
-            await asyncio.gather(*helpers, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                helpers = (group.create_task(self._write_all()), group.create_task(self._send_heartbeats()))
+                await self._run_plans(messages)
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    def leave(self) -> None:
+        """Asks the scheduler to end the call once the step at hand is done; `run` then returns."""
+        self._send(worker_pb2.AttachRequest(leaving=worker_pb2.Leaving()))
 
     async def _run_plans(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
         async for message in messages:
             kind = message.WhichOneof("message")
             if kind == "drain":
-                self.drained = True
-                self.close()
+                self._send(None)
             elif kind == "plan":
                 await self._run_plan(wire.plan_from_proto(message.plan))
             else:
                 raise ProtocolBroken(f"{kind or 'an empty message'} came where a plan was due")
-
-    def close(self) -> None:
-        """Ends our half of the stream after what is written already; the scheduler then ends its own."""
-        self._send(None)
 
     async def _run_plan(self, plan: BatchPlan) -> None:
         if plan.epoch != self._epoch:
             raise ProtocolBroken(f"a plan of epoch {plan.epoch} came in epoch {self._epoch}")
         if plan.step != self._step + 1:
             raise ProtocolBroken(f"step {plan.step} followed step {self._step}")
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.step, plan)
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.step, plan)
+        except EngineError as error:
+            # The plan contradicts the slots; a new attachment starts from a snapshot.
+            raise ProtocolBroken(error.message) from error
         self._step = plan.step
         self._metrics.observe_step(result)
         self._send(worker_pb2.AttachRequest(step_result=wire.result_to_proto(result)))
@@ -106,9 +109,13 @@ class Attachment:
             raise ProtocolBroken("the scheduler does not read what it is sent") from None
 
     async def _write_all(self) -> None:
-        while (message := await self._outgoing.get()) is not None:
-            await self._call.write(message)
-        await self._call.done_writing()
+        try:
+            while (message := await self._outgoing.get()) is not None:
+                await self._call.write(message)
+            await self._call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            # The call has ended; whoever reads it learns why.
+            return
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -49,7 +49,7 @@ def allocate_kv_cache(
     except (RuntimeError, MemoryError):
         raise InvalidConfig(
             f"{num_bytes} bytes for {num_blocks} KV blocks cannot be allocated; "
-            "lower --num-blocks, --kv-cache-memory-bytes or --gpu-memory-utilization"
+            "lower --num-gpu-blocks-override, --kv-cache-memory-bytes or --gpu-memory-utilization"
         ) from None
     info = CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=num_bytes)
     return KvCache(info=info, blocks=blocks, layers=blocks.unbind(0))
@@ -91,6 +91,7 @@ def fit_context(requested: int | None, longest: int, num_blocks: int, block_size
     if requested is not None and requested > held:
         raise InvalidConfig(
             f"--max-model-len {requested} does not fit: the KV cache has {num_blocks} blocks of {block_size} tokens; "
-            f"lower it to {held}, or raise --num-blocks, --kv-cache-memory-bytes or --gpu-memory-utilization"
+            f"lower it to {held}, or raise --num-gpu-blocks-override, --kv-cache-memory-bytes or "
+            "--gpu-memory-utilization"
         )
     return min(requested or longest, held)

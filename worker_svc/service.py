@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -24,12 +25,14 @@ log = structlog.get_logger()
 
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 5.0
+_DRAINED_DELAY_S = 1.0
+_WELCOME_TIMEOUT_S = 10.0
 # The scheduler will never take this worker as it is, so dialling again is useless.
 _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 
 
-class WorkerService:
-    """Attaches `runner` to the scheduler at `address`, again and again, until it is drained or stopped."""
+class AttachLoop:
+    """Attaches `runner` to the scheduler at `address`, again and again, until it is stopped."""
 
     def __init__(self, runner: Runner, address: str, worker_id: str, metrics: WorkerMetrics) -> None:
         self._runner = runner
@@ -47,19 +50,23 @@ class WorkerService:
         self._highest_epoch = 0
         self._stopping = asyncio.Event()
         self._attachment: Attachment | None = None
+        # One thread for all attachments: a thread that calls torch starts a team of its own.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def serve(self) -> None:
-        """Returns when drained or stopped. Raises StartupError if the scheduler refuses this worker."""
+        """Returns after `stop`. Raises StartupError if the scheduler refuses this worker."""
         delay_s = _FIRST_DELAY_S
         while not self._stopping.is_set():
             started_s = time.monotonic()
             try:
-                if await self._attach():
-                    return
+                await self._attach()
+                log.info("detached", scheduler=self._address)
+                # A scheduler that drained us is about to end, and its successor has yet to start.
+                delay_s = _DRAINED_DELAY_S
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
                     raise StartupError(f"the scheduler at {self._address} refused it: {error.details()}") from None
-                log.warning("no scheduler", address=self._address, reason=error.details())
+                log.warning("not attached", scheduler=self._address, reason=error.details())
             except ProtocolBroken as error:
                 log.error("plan stream broken", reason=str(error))
             if time.monotonic() - started_s > _LONGEST_DELAY_S:
@@ -69,10 +76,10 @@ class WorkerService:
             delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
 
     async def stop(self) -> None:
-        """Closes the stream after the step at hand; the scheduler gives this worker's requests to others."""
+        """Leaves after the step at hand; the scheduler gives this worker's requests to others."""
         self._stopping.set()
         if self._attachment is not None:
-            self._attachment.close()
+            self._attachment.leave()
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -81,20 +88,23 @@ class WorkerService:
         except TimeoutError:
             return
 
-    async def _attach(self) -> bool:
-        """Whether the attachment ended in order: drained by the scheduler, or stopped."""
+    async def _attach(self) -> None:
         async with open_channel(self._address) as channel:
             # The stubs demand a request iterator; without one, the call is written to.
             call = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[call-arg]
             try:
-                await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(self._hello)))
+                hello = replace(self._hello, highest_epoch=self._highest_epoch)
+                await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(hello)))
                 messages = aiter(call)
-                welcome = await self._take_welcome(messages)
+                async with asyncio.timeout(_WELCOME_TIMEOUT_S):
+                    welcome = await self._take_welcome(messages)
                 log.info("attached", scheduler=self._address, epoch=welcome.epoch)
-                return await self._run(call, messages, welcome)
+                await self._run(call, messages, welcome)
             except asyncio.InvalidStateError:
                 # A write after the scheduler ended the call; the status says why it did.
                 raise ProtocolBroken(await call.details() or "the scheduler ended the call") from None
+            except TimeoutError:
+                raise ProtocolBroken(f"no Welcome within {_WELCOME_TIMEOUT_S:g} s") from None
             finally:
                 call.cancel()
 
@@ -109,11 +119,11 @@ class WorkerService:
 
     async def _run(
         self, call: AttachCall, messages: AsyncIterator[worker_pb2.AttachResponse], welcome: worker_pb2.Welcome
-    ) -> bool:
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="model") as thread:
-            self._attachment = Attachment(call, welcome, self._runner, thread, self._metrics)
-            try:
-                await self._attachment.run(messages)
-                return self._attachment.drained or self._stopping.is_set()
-            finally:
-                self._attachment = None
+    ) -> None:
+        self._attachment = Attachment(call, welcome, self._runner, self._thread, self._metrics)
+        if self._stopping.is_set():
+            self._attachment.leave()
+        try:
+            await self._attachment.run(messages)
+        finally:
+            self._attachment = None

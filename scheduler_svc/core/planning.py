@@ -57,13 +57,15 @@ class StepDraft:
 
     def admit(self, waiting: Ordered[Sequence]) -> None:
         """Last, newcomers from the queue, until budget, slots or blocks are used up."""
-        while self._budget:
+        num_admitted_tokens = 0
+        while self._budget and num_admitted_tokens < policy.MAX_ADMITTED_TOKENS:
             sequence = policy.next_to_admit(waiting, self._group.num_kv_tokens)
             binding = None if sequence is None else self._group.bind(sequence)
             if sequence is None or binding is None:
                 return
             waiting.remove(sequence)
             self.admitted.append(binding)
+            num_admitted_tokens += len(sequence.token_ids)
             self._run_chunk(binding)
 
     def step(self) -> Step | None:

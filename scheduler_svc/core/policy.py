@@ -24,6 +24,11 @@ def next_to_admit(waiting: Iterable[Sequence], num_kv_tokens: int) -> Sequence |
     return next((sequence for sequence in waiting if sequence.max_num_kv_tokens <= num_kv_tokens), None)
 
 
+# Of all newcomers' known tokens in one plan. Cached ones cost no budget but travel all the same, so without a
+# bound a plan could outgrow the largest message; this keeps it near a megabyte. One newcomer is always let in.
+MAX_ADMITTED_TOKENS = 1 << 18
+
+
 def num_reserved_blocks(num_bound: int) -> int:
     """Blocks that an admission must leave free for the growth of those already bound.
 

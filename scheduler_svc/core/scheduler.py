@@ -115,7 +115,11 @@ class Scheduler:
         """
         choices = self.registry.choices(request_id)
         named = sorted(choices.keys() & choice_indexes) if choice_indexes else list(choices)
-        return [self._cancel(choices[choice_index]) for choice_index in named]
+        return [self._end(choices[choice_index], FinishReason.CANCELLED) for choice_index in named]
+
+    def end_all(self, reason: str) -> list[Emission]:
+        """Ends every open choice with an error, `reason`; what they hold comes back as after a cancel."""
+        return [self._end(sequence, FinishReason.ERROR, error_message=reason) for sequence in self.registry.sequences()]
 
     def plan(self, worker_id: str, now: float) -> BatchPlan | None:
         """Reserves and returns the next step of a worker; None while one is in flight, or if nothing is to do."""
@@ -216,13 +220,13 @@ class Scheduler:
         if self.groups:
             self._num_kv_tokens = max(group.num_kv_tokens for group in self.groups.values())
 
-    def _cancel(self, sequence: Sequence) -> Emission:
+    def _end(self, sequence: Sequence, reason: FinishReason, *, error_message: str = "") -> Emission:
         binding = sequence.binding
         if binding is None:
             self.waiting.remove(sequence)
         else:
             self.groups[binding.worker_id].retire(binding)
-        return self.registry.finish(sequence, FinishReason.CANCELLED)
+        return self.registry.finish(sequence, reason, error_message=error_message)
 
     def _refuse(self, sequence: Sequence) -> Emission:
         self.waiting.remove(sequence)

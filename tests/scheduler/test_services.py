@@ -198,8 +198,64 @@ async def test_drain_finishes_what_runs_and_sends_the_worker_away():
         tokens, _ = await collecting
         assert tokens[0] == expected(asked)
         await draining
-        async with asyncio.timeout(5):
-            await worker
+        await stack.wait_for_workers(0)
+        assert not worker.done()
+
+
+async def test_what_outlasts_the_drain_ends_with_an_error():
+    async with paper_stack() as stack, stack.attached(step_s=0.02):
+        asked = request(n=2, max_tokens=100)
+        collecting = asyncio.create_task(collect(stack, asked))
+        await asyncio.sleep(0.1)
+        await stack.driver.drain(0.1)
+        _, finished = await collecting
+        assert {event.reason for event in finished.values()} == {FinishReason.ERROR}
+        assert "shutting down" in finished[0].error_message
+
+
+async def test_a_worker_that_is_stopped_leaves_between_steps():
+    async with paper_stack() as stack:
+        asked = request(max_tokens=40)
+        leaver = stack.worker("leaver", step_s=0.01)
+        serving = asyncio.create_task(leaver.serve())
+        await stack.wait_for_workers(1)
+        collecting = asyncio.create_task(collect(stack, asked))
+        # Leaving is no loss, however often it happens.
+        for _ in range(5):
+            await asyncio.sleep(0.05)
+            await leaver.stop()
+            await asyncio.wait_for(serving, 5)
+            leaver = stack.worker("leaver", step_s=0.01)
+            serving = asyncio.create_task(leaver.serve())
+            await stack.wait_for_workers(1)
+        tokens, finished = await collecting
+        assert tokens[0] == expected(asked)
+        assert finished[0].reason is FinishReason.LENGTH
+        await leaver.stop()
+        await asyncio.wait_for(serving, 5)
+
+
+async def test_the_same_process_may_dial_again():
+    async with paper_stack() as stack, grpc.aio.insecure_channel(stack.address) as channel:
+        hello = worker_pb2.AttachRequest(hello=wire.hello_to_proto(paper_hello("again")))
+        epochs = []
+        for _ in range(2):
+            call = attach(channel)
+            await call.write(hello)
+            epochs.append((await call.read()).welcome.epoch)
+        assert epochs[1] > epochs[0]
+        other = wire.hello_to_proto(replace(paper_hello("again"), boot_id="another"))
+        call = attach(channel)
+        await call.write(worker_pb2.AttachRequest(hello=other))
+        assert await call.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_epochs_rise_above_what_the_worker_has_seen():
+    async with paper_stack() as stack, grpc.aio.insecure_channel(stack.address) as channel:
+        call = attach(channel)
+        hello = replace(paper_hello("w"), highest_epoch=1_000)
+        await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(hello)))
+        assert (await call.read()).welcome.epoch == 1_001
 
 
 async def test_a_silent_worker_is_given_up():

@@ -16,10 +16,10 @@ from scheduler_svc.driver import Driver
 from scheduler_svc.engine_service import EngineService
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.server import Health, build_server, listen
-from scheduler_svc.worker_service import WorkerService as SchedulerWorkerService
+from scheduler_svc.worker_service import WorkerService
 from tests.support.paper_model import PaperWorker, paper_hello
 from worker_svc.metrics import WorkerMetrics
-from worker_svc.service import WorkerService
+from worker_svc.service import AttachLoop
 
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64, max_num_queued_seqs=16)
 
@@ -63,10 +63,10 @@ class PaperStack:
         self.driver = driver
         self.client = client
 
-    def worker(self, worker_id: str = "worker", step_s: float = 0.0, hello: WorkerHello | None = None) -> WorkerService:
+    def worker(self, worker_id: str = "worker", step_s: float = 0.0, hello: WorkerHello | None = None) -> AttachLoop:
         runner = PaperRunner(hello or paper_hello(worker_id), step_s)
         metrics = WorkerMetrics(runner.model, runner.cache, CollectorRegistry())
-        return WorkerService(runner, self.address, worker_id, metrics)
+        return AttachLoop(runner, self.address, worker_id, metrics)
 
     @asynccontextmanager
     async def attached(self, worker_id: str = "worker", step_s: float = 0.0) -> AsyncIterator[asyncio.Task[None]]:
@@ -100,9 +100,7 @@ class PaperStack:
 async def paper_stack(heartbeat_timeout_s: float = 5.0) -> AsyncIterator[PaperStack]:
     health = Health()
     driver = Driver(LIMITS, SchedulerMetrics(CollectorRegistry()), health.set_engine_serving)
-    workers = SchedulerWorkerService(
-        driver, first_epoch=1, heartbeat_interval_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s
-    )
+    workers = WorkerService(driver, first_epoch=1, heartbeat_interval_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s)
     server = build_server(EngineService(driver), workers, health)
     address = listen(server, "127.0.0.1", 0)
     await server.start()

@@ -67,7 +67,7 @@ def test_blocks_are_zero_and_shared_with_the_layers():
 
 
 def test_absurd_sizes_are_a_clear_error():
-    with pytest.raises(InvalidConfig, match="cannot be allocated; lower --num-blocks"):
+    with pytest.raises(InvalidConfig, match="cannot be allocated; lower --num-gpu-blocks-override"):
         allocate_kv_cache(MODEL, num_blocks=1 << 40, block_size=16, dtype=torch.float32, device=torch.device("cpu"))
 
 

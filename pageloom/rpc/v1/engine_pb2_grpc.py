@@ -59,7 +59,8 @@ class EngineServicer:
         ChoiceFinished. Closing the stream cancels what still runs.
         Errors: INVALID_ARGUMENT (the message and the trailing metadata pageloom-param name the field),
         OUT_OF_RANGE (prompt and output do not fit the context or the KV memory), ALREADY_EXISTS
-        (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining).
+        (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no
+        worker has attached yet, or draining). While workers are lost, requests wait for one to come back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,8 @@ class EngineStub:
     ChoiceFinished. Closing the stream cancels what still runs.
     Errors: INVALID_ARGUMENT (the message and the trailing metadata pageloom-param name the field),
     OUT_OF_RANGE (prompt and output do not fit the context or the KV memory), ALREADY_EXISTS
-    (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining).
+    (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no
+    worker has attached yet, or draining). While workers are lost, requests wait for one to come back.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_engine_pb2.CancelRequest, _engine_pb2.CancelResponse]
     """Cancels some or all choices of a running request; its stream ends with FINISH_REASON_CANCELLED.
@@ -53,7 +54,8 @@ class EngineAsyncStub(EngineStub):
     ChoiceFinished. Closing the stream cancels what still runs.
     Errors: INVALID_ARGUMENT (the message and the trailing metadata pageloom-param name the field),
     OUT_OF_RANGE (prompt and output do not fit the context or the KV memory), ALREADY_EXISTS
-    (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining).
+    (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no
+    worker has attached yet, or draining). While workers are lost, requests wait for one to come back.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_engine_pb2.CancelRequest, _engine_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels some or all choices of a running request; its stream ends with FINISH_REASON_CANCELLED.
@@ -73,7 +75,8 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         ChoiceFinished. Closing the stream cancels what still runs.
         Errors: INVALID_ARGUMENT (the message and the trailing metadata pageloom-param name the field),
         OUT_OF_RANGE (prompt and output do not fit the context or the KV memory), ALREADY_EXISTS
-        (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no worker, or draining).
+        (request_id is running), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (no
+        worker has attached yet, or draining). While workers are lost, requests wait for one to come back.
         """
 
     @_abc_1.abstractmethod
