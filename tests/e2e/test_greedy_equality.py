@@ -1,6 +1,7 @@
 """Greedy output equals transformers' token for token in fp32: alone, all at once, and under preemption."""
 
 import asyncio
+import functools
 import random
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,6 @@ from tests.support.serving import free_port, metric
 
 NUM_NEW_TOKENS = 64
 PROMPT_LENS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 128, 200, 255, 300, 411, 600)
-SHORT_PROMPT_LENS = (34, 35, 5, 16, 47)
 MAX_TOKEN_ID = 49_000
 
 
@@ -44,6 +44,11 @@ def stack_config(metrics_port: int | None = None, **worker: Any) -> StackConfig:
         worker=replace(worker_config, **worker),
         gateway=None,
     )
+
+
+@functools.cache
+def reference(lengths: tuple[int, ...]) -> list[list[int]]:
+    return reference_greedy(make_prompts(lengths), NUM_NEW_TOKENS)
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
@@ -75,12 +80,12 @@ async def running_client(stack: LocalStack) -> EngineClient:
 @pytest.mark.timeout(600)
 async def test_alone_and_all_at_once():
     prompts = make_prompts(PROMPT_LENS)
-    expected = await asyncio.to_thread(reference_greedy, prompts, NUM_NEW_TOKENS)
+    expected = await asyncio.to_thread(reference, PROMPT_LENS)
     config = stack_config(num_blocks=1024)
     async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
         alone = [await generate(client, f"alone-{i}", prompt) for i, prompt in enumerate(prompts)]
         together = await generate_all(client, "together", prompts)
-        await check_seeded_draws(client, prompts[4:10])
+        await check_seeded_draws(client, prompts[4:7])
     assert alone == expected
     assert together == expected
 
@@ -96,12 +101,20 @@ async def check_seeded_draws(client: EngineClient, prompts: list[list[int]]) -> 
 
 
 @pytest.mark.timeout(600)
-async def test_with_preemption():
-    """Seven blocks of 16 tokens: two requests at most fit, and neither to its end beside the other."""
-    prompts = make_prompts(SHORT_PROMPT_LENS)
-    expected = await asyncio.to_thread(reference_greedy, prompts, NUM_NEW_TOKENS)
+@pytest.mark.parametrize(
+    ("num_blocks", "lengths"),
+    [
+        # Two requests at most fit, and neither to its end beside the other: the smallest such memory.
+        (7, (34, 35, 5, 16, 47)),
+        # The longest alone just fits.
+        (42, PROMPT_LENS),
+    ],
+)
+async def test_with_preemption(num_blocks: int, lengths: tuple[int, ...]):
+    prompts = make_prompts(lengths)
+    expected = await asyncio.to_thread(reference, lengths)
     metrics_port = free_port()
-    config = stack_config(metrics_port, num_blocks=7, block_size=16, max_model_len=112)
+    config = stack_config(metrics_port, num_blocks=num_blocks, block_size=16, max_model_len=16 * num_blocks)
     async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
         together = await generate_all(client, "together", prompts)
         metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics_port}/metrics")

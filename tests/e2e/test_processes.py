@@ -12,10 +12,13 @@ import httpx
 import psutil
 import pytest
 
+from pageloom.gguf_file import read_gguf
+from pageloom.gguf_tokenizer import build_backend
 from pageloom.model_files import locate_model
 from tests.support.serving import Serving, free_port, serving
+from tests.support.tiny_checkpoints import make_checkpoint
 
-MIB = 1024 * 1024
+MB = 1_000_000
 
 
 def run_serve(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,13 +60,14 @@ def test_the_printed_curl_line_works(stack: Serving):
     assert "Paris" in answer.stdout
 
 
-def test_memory_at_rest(stack: Serving):
-    services = stack.services()
-    resident = {name: process.memory_info().rss / MIB for name, process in services.items()}
-    info = httpx.get(f"{stack.url}/metrics").text
-    assert info
-    assert resident["gateway"] <= 130, resident
-    assert resident["scheduler_svc"] <= 110, resident
+def test_memory_at_rest(tmp_path: Path):
+    kv_bytes = 256 * 1024 * 1024
+    with serving(tmp_path, "--kv-cache-memory-bytes", str(kv_bytes)) as running:
+        resident = {name: process.memory_info().rss / MB for name, process in running.services().items()}
+        assert resident["gateway"] <= 130, resident
+        assert resident["scheduler_svc"] <= 110, resident
+        # The weights are 135 million parameters of two bytes; untouched KV memory is not resident.
+        assert resident["worker_svc"] <= 270 + kv_bytes / MB + 500, resident
 
 
 def test_ctrl_c_lets_a_stream_finish_and_stops_all_three(tmp_path: Path):
@@ -119,6 +123,28 @@ def test_truncated_gguf(tmp_path: Path):
         assert_one_clear_line(run_serve(str(path)), str(path), "truncated")
 
 
+@pytest.fixture
+def checkpoint_folder(tmp_path: Path) -> Path:
+    """A small random Llama as a Hugging Face folder, with the default model's tokenizer."""
+    folder = tmp_path / "tiny-llama"
+    make_checkpoint(folder, vocab_size=49152)
+    build_backend(read_gguf(locate_model("").path).metadata).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_safetensors_folder_is_served(tmp_path: Path, checkpoint_folder: Path):
+    with serving(tmp_path, str(checkpoint_folder), "--served-model-name", "tiny") as running:
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
+        answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).json()
+        assert answer["usage"]["completion_tokens"] == 5
+
+
+def test_truncated_safetensors(checkpoint_folder: Path):
+    weights = checkpoint_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert_one_clear_line(run_serve(str(checkpoint_folder), "--port", str(free_port())), "model.safetensors")
+
+
 def test_wrong_flag_values_name_the_flag():
     for args, words in (
         (["--port", "abc"], "--port"),
@@ -139,8 +165,25 @@ def test_environment_twins():
     assert "PAGELOOM_PORT" in outcome.stderr
 
 
-def test_ready_soon(tmp_path: Path):
-    started = time.monotonic()
-    with serving(tmp_path):
-        # Not a benchmark: a start that takes this long is broken, on any machine.
-        assert time.monotonic() - started < 60
+def test_the_scheduler_stays_on_this_host(tmp_path: Path):
+    """Its services have no authentication, so --host opens the gateway alone."""
+    with serving(tmp_path, "--host", "0.0.0.0") as running:
+        listening = {
+            name: {connection.laddr.ip for connection in process.net_connections() if connection.status == "LISTEN"}
+            for name, process in running.services().items()
+        }
+        assert listening["gateway"] == {"0.0.0.0"}
+        assert {ip.removeprefix("::ffff:") for ip in listening["scheduler_svc"]} == {"127.0.0.1"}
+
+
+def test_a_parent_that_dies_early_takes_its_loading_worker_along(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-m", "pageloom", "serve", "--port", str(free_port())])
+    parent = psutil.Process(process.pid)
+    deadline = time.monotonic() + 30
+    while not any("worker_svc" in child.cmdline() for child in parent.children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = parent.children()
+    assert any("worker_svc" in child.cmdline() for child in children)
+    process.kill()
+    process.wait()
+    assert not wait_until_gone(children, 15)
