@@ -68,8 +68,8 @@ def serve(
     model: opt.Model = "",
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
-    dtype: opt.DtypeOption = opt.Dtype.auto,
-    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = config.Dtype.auto,
+    device: opt.DeviceOption = config.Device.auto,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -87,7 +87,7 @@ def serve(
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
-    log_level: opt.LogLevelOption = opt.LogLevel.warning,
+    log_level: opt.LogLevelOption = config.LogLevel.warning,
 ) -> None:
     """Serve MODEL on this machine: gateway, scheduler and worker as three processes."""
     params = context.params
@@ -113,7 +113,7 @@ def scheduler(
     max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
     enable_prefix_caching: opt.PrefixCaching = True,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
-    log_level: opt.LogLevelOption = opt.LogLevel.info,
+    log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run the scheduler alone; workers and gateways dial it."""
     _become("scheduler_svc", _config(SchedulerConfig, context.params))
@@ -127,8 +127,8 @@ def worker(
     worker_id: opt.WorkerId = config.DEFAULT_WORKER_ID,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
-    dtype: opt.DtypeOption = opt.Dtype.auto,
-    device: opt.DeviceOption = opt.Device.auto,
+    dtype: opt.DtypeOption = config.Dtype.auto,
+    device: opt.DeviceOption = config.Device.auto,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -137,7 +137,7 @@ def worker(
     gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
     max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    log_level: opt.LogLevelOption = opt.LogLevel.info,
+    log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one worker, which loads MODEL and attaches to a scheduler."""
     _become("worker_svc", _config(WorkerConfig, context.params))
@@ -154,7 +154,7 @@ def gateway(
     port: opt.Port = config.DEFAULT_PORT,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
-    log_level: opt.LogLevelOption = opt.LogLevel.info,
+    log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one HTTP gateway, which needs MODEL's tokenizer and chat template but not its weights."""
     params = context.params

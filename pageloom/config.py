@@ -7,13 +7,38 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from enum import Enum, StrEnum
 from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
-BLOCK_SIZES = (16, 32, 64, 128)
-DEVICES = ("auto", "cpu", "cuda")
+
+class Dtype(StrEnum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class BlockSize(int, Enum):
+    b16 = 16
+    b32 = 32
+    b64 = 64
+    b128 = 128
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
 
 # Defaults, shared with the command line.
 DEFAULT_HOST = "127.0.0.1"
@@ -110,9 +135,9 @@ class WorkerConfig(ServiceConfig):
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        _require_one_of("device", self.device, DEVICES)
-        _require_one_of("dtype", self.dtype, DTYPES)
-        _require_one_of("block_size", self.block_size, BLOCK_SIZES)
+        _require_one_of("device", self.device, Device)
+        _require_one_of("dtype", self.dtype, Dtype)
+        _require_one_of("block_size", self.block_size, BlockSize)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -148,7 +173,8 @@ def _require_room_for_decodes(max_num_batched_tokens: int, max_num_seqs: int) ->
         )
 
 
-def _require_one_of(name: str, value: str | int, accepted: tuple[str, ...] | tuple[int, ...]) -> None:
-    if value not in accepted:
-        names = ", ".join(str(choice) for choice in accepted)
+def _require_one_of(name: str, value: str | int, accepted: type[Enum]) -> None:
+    values = [choice.value for choice in accepted]
+    if value not in values:
+        names = ", ".join(map(str, values))
         raise InvalidConfig(f"{flag_name(name)} must be one of {names}, not {value}")

@@ -6,12 +6,12 @@ Names are vLLM's where the meaning is the same.
 from __future__ import annotations
 
 import re
-from enum import Enum, StrEnum
 from typing import Annotated
 
 import typer
 
 from pageloom import config
+from pageloom.config import BlockSize, Device, Dtype, LogLevel
 
 _SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
@@ -26,35 +26,7 @@ def parse_size(text: str | int) -> int:
     return value
 
 
-class Dtype(StrEnum):
-    auto = "auto"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float32 = "float32"
-
-
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class BlockSize(int, Enum):
-    b16 = 16
-    b32 = 32
-    b64 = 64
-    b128 = 128
-
-
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
-
-
-class LogLevel(StrEnum):
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
 
 _MODEL, _MEMORY, _BATCHING, _HTTP, _SERVICE = "Model", "KV memory", "Batching", "HTTP", "Service"
 
