@@ -13,6 +13,7 @@ from gateway.served_model import ServedModel, load_served_model
 from gateway.server import HttpServer, bind, url_of
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.status import GatewayReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging
 
@@ -27,7 +28,7 @@ def main(config: GatewayConfig, parent: ParentLink) -> None:
 async def _serve(config: GatewayConfig, parent: ParentLink, bound: socket.socket, model: ServedModel) -> None:
     lifecycle = Lifecycle()
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
-    server = HttpServer(app, on_listening=lambda: parent.report("ready", url=url_of(bound)))
+    server = HttpServer(app, on_listening=lambda: parent.report(GatewayReady(url=url_of(bound))))
 
     async def drain() -> None:
         await lifecycle.drain(config.drain_timeout_s)

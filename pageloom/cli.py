@@ -95,9 +95,8 @@ def serve(
     scheduler_config = _config(
         SchedulerConfig, params, host=config.DEFAULT_HOST, port=scheduler_port, metrics_port=scheduler_metrics_port
     )
-    # The scheduler takes a free port by default, so its address is filled in once it is known.
-    worker_config = _config(WorkerConfig, params, scheduler_address="", metrics_port=worker_metrics_port)
-    gateway_config = _config(GatewayConfig, params, scheduler_address="", served_model_names=_names(params))
+    worker_config = _config(WorkerConfig, params, metrics_port=worker_metrics_port)
+    gateway_config = _config(GatewayConfig, params, served_model_names=_names(params))
     sys.exit(serve_stack(StackConfig(scheduler=scheduler_config, worker=worker_config, gateway=gateway_config)))
 
 
@@ -105,7 +104,7 @@ def serve(
 def scheduler(
     context: typer.Context,
     host: opt.Host = config.DEFAULT_HOST,
-    port: opt.Port = 50051,
+    port: opt.Port = config.DEFAULT_SCHEDULER_PORT,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
     max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
@@ -123,7 +122,7 @@ def scheduler(
 def worker(
     context: typer.Context,
     model: opt.Model = "",
-    scheduler: opt.SchedulerAddress = "127.0.0.1:50051",
+    scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
     worker_id: opt.WorkerId = config.DEFAULT_WORKER_ID,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
@@ -147,7 +146,7 @@ def worker(
 def gateway(
     context: typer.Context,
     model: opt.Model = "",
-    scheduler: opt.SchedulerAddress = "127.0.0.1:50051",
+    scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
     host: opt.Host = config.DEFAULT_HOST,

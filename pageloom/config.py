@@ -42,6 +42,8 @@ class LogLevel(StrEnum):
 
 # Defaults, shared with the command line.
 DEFAULT_HOST = "127.0.0.1"
+DEFAULT_SCHEDULER_PORT = 50051
+DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
@@ -78,7 +80,7 @@ class GatewayConfig(ServiceConfig):
 
     model: str
     served_model_names: tuple[str, ...]
-    scheduler_address: str
+    scheduler_address: str = DEFAULT_SCHEDULER_ADDRESS
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     chat_template: str | None = None
@@ -119,7 +121,7 @@ class WorkerConfig(ServiceConfig):
     available memory and at most 4 GiB."""
 
     model: str
-    scheduler_address: str
+    scheduler_address: str = DEFAULT_SCHEDULER_ADDRESS
     worker_id: str = DEFAULT_WORKER_ID
     metrics_host: str = DEFAULT_HOST
     metrics_port: int | None = None

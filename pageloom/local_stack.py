@@ -6,19 +6,23 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import StartupError
-from pageloom.service_process import ServiceProcess, StatusEvent
+from pageloom.service_process import ServiceProcess
+from pageloom.status import Failed, GatewayReady, Loading, Ready, SchedulerReady, WorkerReady
 
 # What a service gets beyond its own drain timeout to close its streams and exit.
 _EXIT_GRACE_S = 2.0
 
 
+ReadyT = TypeVar("ReadyT", SchedulerReady, WorkerReady, GatewayReady)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """Settings of all three; the scheduler's address is filled in once it is known."""
+    """Settings of all three. The scheduler's actual address replaces the one that the other two have."""
 
     scheduler: SchedulerConfig
     worker: WorkerConfig
@@ -30,13 +34,13 @@ class LocalStack:
     streams can end, then the scheduler, which sends the worker away. If `drain` is set to False before
     that, nothing waits for running requests."""
 
-    def __init__(self, config: StackConfig, on_event: Callable[[StatusEvent], None]) -> None:
+    def __init__(self, config: StackConfig, on_loading: Callable[[Loading], None]) -> None:
         self.drain = True
         self._config = config
-        self._on_event = on_event
+        self._on_loading = on_loading
         self._services: dict[str, ServiceProcess] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
-        self._ready: dict[str, asyncio.Future[StatusEvent]] = {}
+        self._ready: dict[str, asyncio.Future[Ready]] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -51,10 +55,15 @@ class LocalStack:
     ) -> None:
         await self._stop_all()
 
+    def ready(self, kind: type[ReadyT]) -> ReadyT:
+        """What the service that reports `kind` said when it was ready; it must be."""
+        reported = (future.result() for future in self._ready.values() if future.done())
+        return next(status for status in reported if isinstance(status, kind))
+
     @property
     def scheduler_address(self) -> str:
         """Where the Engine service listens."""
-        return str(self._ready["scheduler"].result().fields["address"])
+        return self.ready(SchedulerReady).address
 
     async def wait_until_ready(self) -> None:
         """Returns when every service has reported ready. Raises StartupError if one ends before that."""
@@ -86,14 +95,15 @@ class LocalStack:
         ready = self._ready[name] = asyncio.get_running_loop().create_future()
         self._watchers[name] = asyncio.create_task(self._watch(service, ready))
 
-    async def _watch(self, service: ServiceProcess, ready: asyncio.Future[StatusEvent]) -> int:
+    async def _watch(self, service: ServiceProcess, ready: asyncio.Future[Ready]) -> int:
         failure = ""
-        async for event in service.events():
-            if event.kind == "failed":
-                failure = str(event.fields["message"])
-            self._on_event(event)
-            if event.kind == "ready" and not ready.done():
-                ready.set_result(event)
+        async for status in service.statuses():
+            if isinstance(status, Loading):
+                self._on_loading(status)
+            elif isinstance(status, Failed):
+                failure = status.message
+            elif not ready.done():
+                ready.set_result(status)
         code = await service.wait()
         if not ready.done():
             ready.set_exception(StartupError(f"{service.name}: {failure or f'ended with exit code {code}'}"))

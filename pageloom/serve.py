@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pageloom.local_stack import LocalStack, StackConfig
-from pageloom.service_process import StatusEvent
+from pageloom.status import GatewayReady, Loading, WorkerReady
 
 _MIB = 1024 * 1024
 _EXAMPLE_QUESTION = "What is the capital of France?"
@@ -31,22 +31,14 @@ def serve_stack(config: StackConfig) -> int:
 async def _serve(config: StackConfig) -> int:
     console = Console(stderr=True)
     signals = _Signals()
-    ready: dict[str, dict[str, Any]] = {}
     with _LoadingBar(console) as bar:
-
-        def on_event(event: StatusEvent) -> None:
-            if event.kind == "loading":
-                bar.update(event.fields["done_bytes"], event.fields["total_bytes"])
-            elif event.kind == "ready":
-                ready[event.service] = event.fields
-
-        stack = LocalStack(config, on_event)
+        stack = LocalStack(config, bar.update)
         signals.on_second = stack.kill
         async with stack:
             if await signals.come_before(stack.wait_until_ready()):
                 return 130
             bar.finish()
-            _show_ready(console, config, ready)
+            _show_ready(console, config, stack)
             if await signals.come_before(stack.wait_for_exit()):
                 console.print("Draining: running requests may finish. Ctrl-C again stops at once.")
                 return 0
@@ -102,23 +94,26 @@ class _LoadingBar:
     ) -> None:
         self.finish()
 
-    def update(self, done_bytes: int, total_bytes: int) -> None:
+    def update(self, loading: Loading) -> None:
         if self._task is None:
-            self._task = self._progress.add_task("weights", total=total_bytes)
-        self._progress.update(self._task, completed=done_bytes)
-        fifths = 5 * done_bytes // max(total_bytes, 1)
+            self._task = self._progress.add_task("weights", total=loading.total_bytes)
+        self._progress.update(self._task, completed=loading.done_bytes)
+        fifths = 5 * loading.done_bytes // max(loading.total_bytes, 1)
         if fifths > self._printed_fifths and not self._console.is_terminal:
             self._printed_fifths = fifths
-            self._console.print(f"Loading weights: {20 * fifths}% of {total_bytes / _MIB:.0f} MiB")
+            self._console.print(f"Loading weights: {20 * fifths}% of {loading.total_bytes / _MIB:.0f} MiB")
 
     def finish(self) -> None:
         self._progress.stop()
 
 
-def _show_ready(console: Console, config: StackConfig, ready: dict[str, dict[str, Any]]) -> None:
+def _show_ready(console: Console, config: StackConfig, stack: LocalStack) -> None:
     assert config.gateway is not None
-    model_name, url = config.gateway.served_model_names[0], ready["gateway"]["url"]
-    console.print(_summary(model_name, config, ready))
+    model_name, url = config.gateway.served_model_names[0], stack.ready(GatewayReady).url
+    table = Table(title=f"Pageloom serves {model_name}", title_justify="left", show_header=False)
+    for row in (*_model_rows(stack.ready(WorkerReady), config), *_url_rows(url, stack.scheduler_address, config)):
+        table.add_row(*row)
+    console.print(table)
     body = {"model": model_name, "messages": [{"role": "user", "content": _EXAMPLE_QUESTION}], "temperature": 0}
     console.print("Ask it something:\n")
     # Not wrapped and not marked up, so that it can be pasted.
@@ -127,27 +122,26 @@ def _show_ready(console: Console, config: StackConfig, ready: dict[str, dict[str
     console.print("\nCtrl-C drains and stops.")
 
 
-def _summary(model_name: str, config: StackConfig, ready: dict[str, dict[str, Any]]) -> Table:
-    worker, url = ready["worker"], ready["gateway"]["url"]
-    num_tokens = worker["num_blocks"] * worker["block_size"]
-    table = Table(title=f"Pageloom serves {model_name}", title_justify="left", show_header=False)
-    table.add_row("Weights", f"{worker['weights_bytes'] / _MIB:,.0f} MiB, {worker['dtype']}")
-    table.add_row(
+def _model_rows(worker: WorkerReady, config: StackConfig) -> Iterator[tuple[str, str]]:
+    num_tokens = worker.num_blocks * worker.block_size
+    yield "Weights", f"{worker.weights_bytes / _MIB:,.0f} MiB, {worker.dtype}"
+    yield (
         "KV memory",
-        f"{worker['kv_bytes'] / _MIB:,.0f} MiB: {worker['num_blocks']:,} blocks of {worker['block_size']} tokens, "
+        f"{worker.kv_bytes / _MIB:,.0f} MiB: {worker.num_blocks:,} blocks of {worker.block_size} tokens, "
         f"{num_tokens:,} tokens",
     )
-    table.add_row(
+    yield (
         "Requests",
-        f"{num_tokens / worker['max_model_len']:.1f} at the full context of {worker['max_model_len']:,} tokens; "
+        f"{num_tokens / worker.max_model_len:.1f} at the full context of {worker.max_model_len:,} tokens; "
         f"at most {config.scheduler.max_num_seqs} in a step",
     )
-    table.add_row("OpenAI API", f"{url}/v1")
-    table.add_row("Health", f"{url}/health  {url}/ready")
-    table.add_row("Metrics", f"{url}/metrics")
-    if config.scheduler.metrics_port is not None:
-        table.add_row("Scheduler metrics", f"http://{config.scheduler.metrics_host}:{config.scheduler.metrics_port}")
-    if config.worker.metrics_port is not None:
-        table.add_row("Worker metrics", f"http://{config.worker.metrics_host}:{config.worker.metrics_port}")
-    table.add_row("gRPC Engine", str(ready["scheduler"]["address"]))
-    return table
+
+
+def _url_rows(url: str, scheduler_address: str, config: StackConfig) -> Iterator[tuple[str, str]]:
+    yield "OpenAI API", f"{url}/v1"
+    yield "Health", f"{url}/health  {url}/ready"
+    yield "Metrics", f"{url}/metrics"
+    for name, service in (("Scheduler metrics", config.scheduler), ("Worker metrics", config.worker)):
+        if service.metrics_port is not None:
+            yield name, f"http://{service.metrics_host}:{service.metrics_port}/metrics"
+    yield "gRPC Engine", scheduler_address

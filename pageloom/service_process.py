@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
 from pageloom.config import ServiceConfig
-
-
-@dataclass(frozen=True, slots=True)
-class StatusEvent:
-    """One line from a child: "loading", "ready" or "failed", with the event's own fields."""
-
-    service: str
-    kind: str
-    fields: dict[str, Any] = field(default_factory=dict)
+from pageloom.status import Status, decode
 
 
 def service_environment() -> dict[str, str]:
@@ -59,11 +50,10 @@ class ServiceProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def events(self) -> AsyncIterator[StatusEvent]:
+    async def statuses(self) -> AsyncIterator[Status]:
         """Ends when the process does."""
         while line := await self._lines.readline():
-            fields = json.loads(line)
-            yield StatusEvent(self.name, fields.pop("event"), fields)
+            yield decode(line)
 
     async def wait(self) -> int:
         """The exit code, negative for a signal."""

@@ -1,6 +1,6 @@
 """How a service process and the parent that started it know of each other.
 
-Parent and child share a socket pair. The child writes one JSON line per event; when either end
+Parent and child share a socket pair. The child writes one line of `status.py` per event; when either end
 dies, the kernel closes its end and the other sees the end of the stream. So no child outlives its
 parent, not even one killed with SIGKILL, and nothing polls.
 """
@@ -8,15 +8,13 @@ parent, not even one killed with SIGKILL, and nothing polls.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 
 from pageloom.errors import StartupError
-
-StatusValue = str | int | float | list[str] | list[int] | None
+from pageloom.status import Failed, Status, encode
 
 
 class ParentLink:
@@ -30,12 +28,12 @@ class ParentLink:
         """Whether this process was started by a parent; it may have died since."""
         return self._socket is not None
 
-    def report(self, event: str, **fields: StatusValue) -> bool:
-        """Sends one event, from any thread; whether there is a parent that got it."""
+    def report(self, status: Status) -> bool:
+        """Tells the parent, from any thread; whether there is one that got it."""
         if self._socket is None:
             return False
         try:
-            self._socket.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+            self._socket.sendall(encode(status))
         except OSError:
             # The end of the stream tells wait_for_parent_exit the same.
             return False
@@ -96,7 +94,7 @@ def run_service(name: str, parent: ParentLink, main: Callable[[], None]) -> None
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         # A parent says it in its own words; without one this line is all there is.
-        if not parent.report("failed", message=str(error)):
+        if not parent.report(Failed(message=str(error))):
             print(f"pageloom {name}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     except* KeyboardInterrupt:

@@ -10,6 +10,7 @@ import structlog
 import uvloop
 
 from pageloom.config import SchedulerConfig
+from pageloom.status import SchedulerReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging, start_metrics_server
 from scheduler_svc.core import Limits
@@ -52,7 +53,7 @@ async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
     gc.freeze()
     await health.start()
     log.info("listening", address=address)
-    parent.report("ready", address=address)
+    parent.report(SchedulerReady(address=address))
 
     async def drain() -> None:
         await driver.drain(config.drain_timeout_s)

@@ -9,6 +9,7 @@ import uvloop
 
 from pageloom.config import WorkerConfig
 from pageloom.errors import StartupError
+from pageloom.status import Loading, WorkerReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging, start_metrics_server
 from worker_svc.metrics import WorkerMetrics
@@ -32,7 +33,8 @@ class LoadProgress:
         self._logged_tenths = 0
 
     def report(self, done_bytes: int, total_bytes: int) -> None:
-        if self._parent.exists and not self._parent.report("loading", done_bytes=done_bytes, total_bytes=total_bytes):
+        told = self._parent.report(Loading(done_bytes=done_bytes, total_bytes=total_bytes))
+        if self._parent.exists and not told:
             raise StartupError("its parent has died")
         tenths = 10 * done_bytes // max(total_bytes, 1)
         if tenths > self._logged_tenths:
@@ -44,22 +46,18 @@ async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) 
     metrics = WorkerMetrics(runner.model, runner.cache)
     if config.metrics_port is not None:
         start_metrics_server(config.metrics_host, config.metrics_port)
-    service = AttachLoop(runner, config.scheduler_address, config.worker_id, metrics)
-    report_ready(parent, runner)
-    await run_until_stopped(parent, service.serve(), service.stop)
-
-
-def report_ready(parent: ParentLink, runner: ModelRunner) -> None:
-    model, cache = runner.model, runner.cache
-    parent.report(
-        "ready",
-        dtype=model.dtype,
-        max_model_len=model.max_model_len,
-        weights_bytes=model.weights_bytes,
-        block_size=cache.block_size,
-        num_blocks=cache.num_blocks,
-        kv_bytes=cache.kv_bytes,
+    ready = WorkerReady(
+        dtype=runner.model.dtype,
+        max_model_len=runner.model.max_model_len,
+        weights_bytes=runner.model.weights_bytes,
+        block_size=runner.cache.block_size,
+        num_blocks=runner.cache.num_blocks,
+        kv_bytes=runner.cache.kv_bytes,
     )
+    loop = AttachLoop(
+        runner, config.scheduler_address, config.worker_id, metrics, on_attached=lambda: parent.report(ready)
+    )
+    await run_until_stopped(parent, loop.serve(), loop.stop)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -34,10 +34,18 @@ _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITI
 class AttachLoop:
     """Attaches `runner` to the scheduler at `address`, again and again, until it is stopped."""
 
-    def __init__(self, runner: Runner, address: str, worker_id: str, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        address: str,
+        worker_id: str,
+        metrics: WorkerMetrics,
+        on_attached: Callable[[], object] = lambda: None,
+    ) -> None:
         self._runner = runner
         self._address = address
         self._metrics = metrics
+        self._on_attached = on_attached
         self._hello = WorkerHello(
             worker_id=worker_id,
             boot_id=secrets.token_hex(8),
@@ -99,6 +107,7 @@ class AttachLoop:
                 async with asyncio.timeout(_WELCOME_TIMEOUT_S):
                     welcome = await self._take_welcome(messages)
                 log.info("attached", scheduler=self._address, epoch=welcome.epoch)
+                self._on_attached()
                 await self._run(call, messages, welcome)
             except asyncio.InvalidStateError:
                 # A write after the scheduler ended the call; the status says why it did.

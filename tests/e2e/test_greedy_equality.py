@@ -31,7 +31,6 @@ def make_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
 def stack_config(metrics_port: int | None = None, **worker: Any) -> StackConfig:
     worker_config = WorkerConfig(
         model="",
-        scheduler_address="",
         dtype="float32",
         max_num_seqs=32,
         max_num_batched_tokens=256,
@@ -82,7 +81,7 @@ async def test_alone_and_all_at_once():
     prompts = make_prompts(PROMPT_LENS)
     expected = await asyncio.to_thread(reference, PROMPT_LENS)
     config = stack_config(num_blocks=1024)
-    async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
+    async with LocalStack(config, lambda _loading: None) as stack, await running_client(stack) as client:
         alone = [await generate(client, f"alone-{i}", prompt) for i, prompt in enumerate(prompts)]
         together = await generate_all(client, "together", prompts)
         await check_seeded_draws(client, prompts[4:7])
@@ -115,7 +114,7 @@ async def test_with_preemption(num_blocks: int, lengths: tuple[int, ...]):
     expected = await asyncio.to_thread(reference, lengths)
     metrics_port = free_port()
     config = stack_config(metrics_port, num_blocks=num_blocks, block_size=16, max_model_len=16 * num_blocks)
-    async with LocalStack(config, lambda _event: None) as stack, await running_client(stack) as client:
+    async with LocalStack(config, lambda _loading: None) as stack, await running_client(stack) as client:
         together = await generate_all(client, "together", prompts)
         metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics_port}/metrics")
     assert together == expected

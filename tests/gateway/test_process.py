@@ -75,7 +75,7 @@ async def test_reports_its_url_and_needs_little_memory():
     engine = ScriptedEngine()
     engine.script = slow_script(3, 0.0)
     async with gateway_process(engine) as running:
-        assert running.ready["event"] == "ready"
+        assert running.ready["status"] == "GatewayReady"
         for _ in range(5):
             assert (await running.http.post("/v1/completions", json=BODY)).status_code == 200
         memory = psutil.Process(running.process.pid).memory_info().rss
