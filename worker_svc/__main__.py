@@ -43,16 +43,16 @@ class LoadProgress:
 
 
 async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) -> None:
-    metrics = WorkerMetrics(runner.model, runner.cache)
+    metrics = WorkerMetrics(runner.model_info, runner.cache_info)
     if config.metrics_port is not None:
         start_metrics_server(config.metrics_host, config.metrics_port)
     ready = WorkerReady(
-        dtype=runner.model.dtype,
-        max_model_len=runner.model.max_model_len,
-        weights_bytes=runner.model.weights_bytes,
-        block_size=runner.cache.block_size,
-        num_blocks=runner.cache.num_blocks,
-        kv_bytes=runner.cache.kv_bytes,
+        dtype=runner.model_info.dtype,
+        max_model_len=runner.model_info.max_model_len,
+        weights_bytes=runner.model_info.weights_bytes,
+        block_size=runner.cache_info.block_size,
+        num_blocks=runner.cache_info.num_blocks,
+        kv_bytes=runner.cache_info.kv_bytes,
     )
     loop = AttachLoop(
         runner, config.scheduler_address, config.worker_id, metrics, on_attached=lambda: parent.report(ready)

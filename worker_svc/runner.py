@@ -63,8 +63,8 @@ class ModelRunner:
     def __init__(
         self, config: WorkerConfig, info: ModelInfo, model: Llama, cache: KvCache, device: torch.device
     ) -> None:
-        self.model = info
-        self.cache: CacheInfo = cache.info
+        self.model_info = info
+        self.cache_info: CacheInfo = cache.info
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self._llama = model

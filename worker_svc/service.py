@@ -49,8 +49,8 @@ class AttachLoop:
         self._hello = WorkerHello(
             worker_id=worker_id,
             boot_id=secrets.token_hex(8),
-            model=runner.model,
-            cache=runner.cache,
+            model=runner.model_info,
+            cache=runner.cache_info,
             max_num_seqs=runner.max_num_seqs,
             max_num_batched_tokens=runner.max_num_batched_tokens,
         )

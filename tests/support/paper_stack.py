@@ -33,11 +33,11 @@ class PaperRunner:
         self._worker: PaperWorker | None = None
 
     @property
-    def model(self) -> ModelInfo:
+    def model_info(self) -> ModelInfo:
         return self._hello.model
 
     @property
-    def cache(self) -> CacheInfo:
+    def cache_info(self) -> CacheInfo:
         return self._hello.cache
 
     @property
@@ -65,7 +65,7 @@ class PaperStack:
 
     def worker(self, worker_id: str = "worker", step_s: float = 0.0, hello: WorkerHello | None = None) -> AttachLoop:
         runner = PaperRunner(hello or paper_hello(worker_id), step_s)
-        metrics = WorkerMetrics(runner.model, runner.cache, CollectorRegistry())
+        metrics = WorkerMetrics(runner.model_info, runner.cache_info, CollectorRegistry())
         return AttachLoop(runner, self.address, worker_id, metrics)
 
     @asynccontextmanager

@@ -39,7 +39,7 @@ class PlanDriver:
         self._step = 0
         self._rng = random.Random(seed)
         self._max_chunk = max_chunk
-        self._free_blocks = list(range(runner.cache.num_blocks))
+        self._free_blocks = list(range(runner.cache_info.num_blocks))
         self._rng.shuffle(self._free_blocks)
         self._bound: dict[int, DrivenSequence] = {}
         self._released: list[int] = []
@@ -95,7 +95,7 @@ class PlanDriver:
         return result
 
     def _grow(self, sequence: DrivenSequence, num_tokens: int) -> list[int]:
-        block_size = self._runner.cache.block_size
+        block_size = self._runner.cache_info.block_size
         missing = -(-num_tokens // block_size) - len(sequence.block_ids)
         new = [self._free_blocks.pop() for _ in range(missing)]
         sequence.block_ids += new

@@ -110,8 +110,8 @@ def test_quantized_models_run_in_a_type_the_cpu_has(tmp_path):
     write_gguf(tmp_path / "q8.gguf", reference, quantization=GGMLQuantizationType.Q8_0)
     write_gguf(tmp_path / "f32.gguf", reference)
     has_bfloat16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    assert load(tmp_path / "q8.gguf", dtype="auto").model.dtype == ("bfloat16" if has_bfloat16 else "float32")
-    assert load(tmp_path / "f32.gguf", dtype="auto").model.dtype == "float32"
+    assert load(tmp_path / "q8.gguf", dtype="auto").model_info.dtype == ("bfloat16" if has_bfloat16 else "float32")
+    assert load(tmp_path / "f32.gguf", dtype="auto").model_info.dtype == "float32"
 
 
 def test_damaged_scales_are_named(tmp_path):
@@ -161,7 +161,7 @@ def test_sliding_window_is_refused_beyond_its_length(tmp_path):
     write_gguf(tmp_path / "model.gguf", reference, llama__attention__sliding_window=100)
     with pytest.raises(InvalidConfig, match=r"sliding window of 100 tokens.*--max-model-len 100"):
         load(tmp_path / "model.gguf")
-    assert load(tmp_path / "model.gguf", max_model_len=100).model.max_model_len == 100
+    assert load(tmp_path / "model.gguf", max_model_len=100).model_info.max_model_len == 100
 
 
 def test_end_of_turn_tokens_of_chat_models(tmp_path):

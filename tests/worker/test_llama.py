@@ -80,7 +80,7 @@ def test_bfloat16_stays_close(tmp_path, stored, asked):
     reference.float()
     exact = last_logprobs(reference, prompts)
     runner = load(tmp_path, dtype=asked)
-    assert runner.model.dtype == "bfloat16"
+    assert runner.model_info.dtype == "bfloat16"
     driver = PlanDriver(runner)
     driver.generate(prompts, 1, [SamplingParams(temperature=0.0, seed=0, max_tokens=1, logprobs=20)] * len(prompts))
     for index in range(len(prompts)):

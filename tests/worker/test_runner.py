@@ -54,8 +54,8 @@ def random_prompts(lengths: list[int], vocab_size: int = VOCAB_SIZE) -> list[lis
 
 def test_default_model_equals_transformers():
     runner = load("")
-    assert runner.model.eos_token_ids == (2,)
-    assert (runner.model.vocab_size, runner.model.architecture) == (49152, "llama")
+    assert runner.model_info.eos_token_ids == (2,)
+    assert (runner.model_info.vocab_size, runner.model_info.architecture) == (49152, "llama")
     rng = random.Random(0)
     prompts = [[rng.randrange(49152) for _ in range(length)] for length in (1, 40, 131)]
     outputs = drive(runner, max_chunk=80).generate(prompts, 16)
@@ -168,8 +168,8 @@ def test_warming_up_leaves_the_blocks_alone(tiny_folder):
 
 
 def test_context_shrinks_to_the_blocks_unless_it_was_asked_for(tiny_folder):
-    assert load(tiny_folder, num_blocks=7).model.max_model_len == 112
-    assert load(tiny_folder, num_blocks=7, max_model_len=100).model.max_model_len == 100
+    assert load(tiny_folder, num_blocks=7).model_info.max_model_len == 112
+    assert load(tiny_folder, num_blocks=7, max_model_len=100).model_info.max_model_len == 100
     with pytest.raises(InvalidConfig, match=r"--max-model-len 113 does not fit.*7 blocks of 16.*lower it to 112"):
         load(tiny_folder, num_blocks=7, max_model_len=113)
     with pytest.raises(InvalidConfig, match="--max-model-len 257 is more than the model's 256 positions"):
@@ -179,7 +179,7 @@ def test_context_shrinks_to_the_blocks_unless_it_was_asked_for(tiny_folder):
 def test_blocks_by_bytes(tiny_folder):
     # 3 layers, K and V, 2 heads of 16 dimensions, float32, 16 tokens: 12,288 bytes a block.
     runner = load(tiny_folder, num_blocks=None, kv_cache_memory_bytes=12_288 * 20 + 5)
-    assert (runner.cache.num_blocks, runner.cache.kv_bytes) == (20, 12_288 * 20)
+    assert (runner.cache_info.num_blocks, runner.cache_info.kv_bytes) == (20, 12_288 * 20)
     with pytest.raises(InvalidConfig, match="less than the 12288 of one block"):
         load(tiny_folder, num_blocks=None, kv_cache_memory_bytes=12_287)
 
@@ -187,7 +187,7 @@ def test_blocks_by_bytes(tiny_folder):
 def test_equal_files_give_equal_digests(tiny_folder, tmp_path):
     make_checkpoint(tmp_path / "same", tie_word_embeddings=True)
     make_checkpoint(tmp_path / "other", tie_word_embeddings=True, rms_norm_eps=1e-5)
-    digest = load(tiny_folder).model.digest
-    assert load(tmp_path / "same").model.digest == digest
-    assert load(tmp_path / "other").model.digest != digest
-    assert load(tiny_folder, dtype="bfloat16").model.digest != digest
+    digest = load(tiny_folder).model_info.digest
+    assert load(tmp_path / "same").model_info.digest == digest
+    assert load(tmp_path / "other").model_info.digest != digest
+    assert load(tiny_folder, dtype="bfloat16").model_info.digest != digest

@@ -49,7 +49,7 @@ def test_progress_counts_all_bytes(folder):
     config = WorkerConfig(model=str(folder), scheduler_address="", num_blocks=64, device="cpu")
     runner = load_runner(config, lambda done, total: calls.append((done, total)))
     assert calls[0][0] == 0
-    assert calls[-1][0] == calls[-1][1] == runner.model.weights_bytes
+    assert calls[-1][0] == calls[-1][1] == runner.model_info.weights_bytes
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
 
@@ -66,7 +66,7 @@ def test_all_end_tokens_count(folder):
     edit_config(folder, eos_token_id=5)
     edit_config(folder, file_name="generation_config.json", eos_token_id=[3, 5, 210, 211])
     # 211 is outside the vocabulary: it can never be drawn.
-    assert load(folder).model.eos_token_ids == (5, 3, 210)
+    assert load(folder).model_info.eos_token_ids == (5, 3, 210)
 
 
 def test_dtypes(tmp_path):
@@ -74,11 +74,11 @@ def test_dtypes(tmp_path):
         make_checkpoint(tmp_path / str(dtype), dtype=dtype)
     has_bfloat16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
     half = "bfloat16" if has_bfloat16 else "float32"
-    assert load(tmp_path / "torch.float32").model.dtype == "float32"
-    assert load(tmp_path / "torch.bfloat16").model.dtype == half
-    assert load(tmp_path / "torch.float16").model.dtype == half
+    assert load(tmp_path / "torch.float32").model_info.dtype == "float32"
+    assert load(tmp_path / "torch.bfloat16").model_info.dtype == half
+    assert load(tmp_path / "torch.float16").model_info.dtype == half
     runner = load(tmp_path / "torch.float16", dtype="float16")
-    assert runner.model.dtype == "float16"
+    assert runner.model_info.dtype == "float16"
     assert len(PlanDriver(runner).generate(PROMPTS, 3)[1]) == 3
 
 
@@ -134,7 +134,7 @@ def test_sliding_window_is_refused_beyond_its_length(tmp_path):
     make_checkpoint(tmp_path, family="mistral", sliding_window=128)
     with pytest.raises(InvalidConfig, match=r"sliding window of 128 tokens.*--max-model-len 128"):
         load(tmp_path)
-    assert load(tmp_path, max_model_len=128).model.max_model_len == 128
+    assert load(tmp_path, max_model_len=128).model_info.max_model_len == 128
     # A folder that does not say has the first Mistral's window, as in transformers.
     edit_config(tmp_path, removed=("sliding_window",))
     assert read_hf_config(tmp_path).sliding_window == 4096
