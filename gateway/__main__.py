@@ -30,11 +30,11 @@ async def _serve(config: GatewayConfig, parent: ParentLink, bound: socket.socket
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
     server = HttpServer(app, on_listening=lambda: parent.report(GatewayReady(url=url_of(bound))))
 
-    async def drain() -> None:
-        await lifecycle.drain(config.drain_timeout_s)
+    async def drain(timeout_s: float) -> None:
+        await lifecycle.drain(timeout_s)
         server.should_exit = True
 
-    await run_until_stopped(parent, server.serve(sockets=[bound]), drain)
+    await run_until_stopped(parent, server.serve(sockets=[bound]), drain, config.drain_timeout_s)
 
 
 if __name__ == "__main__":

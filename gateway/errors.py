@@ -46,6 +46,12 @@ _HTTP_CODES = {
 }
 # How pydantic names the scalar members of a union in an error's location.
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool"})
+_SIZE_ERRORS = {
+    "too_short": "has {actual_length} items; at least {min_length} are needed",
+    "too_long": "has {actual_length} items; at most {max_length} are accepted",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+}
 _TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
 
 
@@ -125,18 +131,29 @@ class BodyError(HTTPException):
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     """Says what is wrong with the first wrong field. `errors` are pydantic's: several for one field if
     it takes several types."""
-    loc, kind, message = errors[0]["loc"], errors[0]["type"], str(errors[0]["msg"])
+    error = _most_telling(errors)
+    loc, kind, message = error["loc"], error["type"], str(error["msg"])
     if len(loc) <= 1:
         return InvalidRequest("the request body must be a JSON object")
     field = _path(loc)
     if kind == "missing":
         return InvalidRequest(f"{field} is required", param=field)
+    if kind in _SIZE_ERRORS:
+        return InvalidRequest(f"{field} {_SIZE_ERRORS[kind].format(**error['ctx'])}", param=field)
     accepted = ACCEPTED_TYPES.get(field.rpartition(".")[2]) or ACCEPTED_TYPES.get(str(loc[1]))
     if accepted is not None and kind in _TYPE_ERRORS:
         return InvalidRequest(f"{field} must be {accepted}", param=field)
     if message.startswith("Input "):
         return InvalidRequest(field + message.removeprefix("Input"), param=field)
     return InvalidRequest(f"{field}: {message}", param=field)
+
+
+def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of a field that takes several types each fails in its own way; the one that fits the value fails by
+    something else than its type."""
+    first = errors[0]["loc"][:2]
+    of_field = [error for error in errors if error["loc"][:2] == first]
+    return next((error for error in of_field if error["type"] not in _TYPE_ERRORS), errors[0])
 
 
 def _path(loc: Sequence[str | int]) -> str:

@@ -27,6 +27,7 @@ _FIELD_NAMES = {
     "num_gpu_blocks_override": "num_blocks",
     "scheduler": "scheduler_address",
     "shutdown_timeout": "drain_timeout_s",
+    "step_timeout": "step_timeout_s",
 }
 
 app = typer.Typer(
@@ -84,6 +85,7 @@ def serve(
     port: opt.Port = config.DEFAULT_PORT,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
     scheduler_port: opt.SchedulerPort = 0,
+    step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
@@ -111,6 +113,7 @@ def scheduler(
     max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
     max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
     enable_prefix_caching: opt.PrefixCaching = True,
+    step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:

@@ -47,6 +47,8 @@ DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
+# Far above the longest step of a slow CPU: 2,048 tokens of a long prompt.
+DEFAULT_STEP_TIMEOUT_S = 120.0
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_QUEUED_SEQS = 1024
@@ -105,6 +107,7 @@ class SchedulerConfig(ServiceConfig):
     enable_prefix_caching: bool = True
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
     def __post_init__(self) -> None:

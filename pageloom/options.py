@@ -110,6 +110,12 @@ SchedulerMetricsPort = Annotated[
     _option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", _SERVICE, min=1, max=65535),
 ]
 WorkerId = Annotated[str, _option("--worker-id", "Name of this worker, unique at its scheduler.", _SERVICE)]
+StepTimeout = Annotated[
+    float,
+    _option(
+        "--step-timeout", "Seconds without a step's result after which its worker counts as lost.", _SERVICE, min=1.0
+    ),
+]
 DrainTimeout = Annotated[
     float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", _SERVICE, min=0.0)
 ]

@@ -36,7 +36,7 @@ _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
     # Without this, two servers could share a port in silence.
     ("grpc.so_reuseport", 0),
 )

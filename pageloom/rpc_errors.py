@@ -30,7 +30,8 @@ _GRPC_STATUS: tuple[tuple[type[PageloomError], grpc.StatusCode], ...] = (
     (EngineError, grpc.StatusCode.INTERNAL),
 )
 
-# Trailing metadata that carries the request field at fault.
+# Trailing metadata: the machine-readable code of an error of ours, and the request field at fault.
+CODE_METADATA_KEY = "pageloom-code"
 PARAM_METADATA_KEY = "pageloom-param"
 
 
@@ -47,7 +48,10 @@ def from_grpc_error(error: grpc.aio.AioRpcError) -> PageloomError:
     message = error.details() or f"the call ended with {error.code().name}"
     # The stubs give the synchronous type; grpc.aio returns its own mapping.
     metadata = cast("grpc.aio.Metadata | None", error.trailing_metadata())
-    param = None if metadata is None else metadata.get(PARAM_METADATA_KEY)
+    ours, param = (None, None) if metadata is None else map(metadata.get, (CODE_METADATA_KEY, PARAM_METADATA_KEY))
+    if error.code() is grpc.StatusCode.UNAVAILABLE and ours is None:
+        # Not the scheduler's word but gRPC's, about a connection.
+        return Unavailable(f"the scheduler cannot be reached: {message}")
     for error_type, status in _GRPC_STATUS:
         if error.code() is status:
             return error_type(message, param=None if param is None else str(param))

@@ -103,5 +103,7 @@ def check_token_ids(param: str, token_ids: tuple[int, ...] | list[int] | Mapping
 def _require_in_range(name: str, value: float, low: float, high: float) -> None:
     # Written so that NaN fails too.
     if not low <= value <= high:
-        bounds = f"at least {low:g}" if high in (MAX_FLOAT32, 2**31 - 1) else f"between {low:g} and {high:g}"
+        # A bound that only the wire has is worth naming only to who has broken it.
+        unbounded = high in (MAX_FLOAT32, 2**31 - 1) and not value > high
+        bounds = f"at least {low:g}" if unbounded else f"between {low:.10g} and {high:.10g}"
         raise InvalidRequest(f"{name} must be {bounds}, not {value!r}", param=name)

@@ -16,6 +16,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pageloom.errors import StartupError
 from pageloom.status import Failed, Status, encode
 
+# After drain(0), what a service gets to return by itself.
+_LAST_GRACE_S = 3.0
+
 
 class ParentLink:
     """The child's end. Without a parent (`status_fd` is None) reports go nowhere."""
@@ -51,37 +54,53 @@ class ParentLink:
 
 
 async def run_until_stopped(
-    parent: ParentLink, serve: Coroutine[None, None, None], drain: Callable[[], Awaitable[None]]
+    parent: ParentLink,
+    serve: Coroutine[None, None, None],
+    drain: Callable[[float], Awaitable[None]],
+    drain_timeout_s: float,
 ) -> None:
-    """Runs `serve` to its end. The first SIGTERM or SIGINT calls `drain`, which makes `serve` return
-    once its work is done; a second one, or the parent's death, cancels `serve` at once."""
+    """Runs `serve` to its end. The first SIGTERM or SIGINT calls `drain(drain_timeout_s)`, which makes
+    `serve` return once its work is done or the time is up; a second one, or the parent's death, calls
+    `drain(0)`."""
     loop = asyncio.get_running_loop()
-    stop, kill = asyncio.Event(), asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
-        (kill if stop.is_set() else stop).set()
+        (hurry if stop.is_set() else stop).set()
+
+    async def on_parent_exit() -> None:
+        await parent.wait_for_parent_exit()
+        stop.set()
+        hurry.set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(serve)
-        watchers = [
-            group.create_task(_after(stop.wait(), drain)),
-            group.create_task(_cancel_after(kill.wait(), serving)),
-            group.create_task(_cancel_after(parent.wait_for_parent_exit(), serving)),
-        ]
+        watchers = (
+            group.create_task(on_parent_exit()),
+            group.create_task(_drain_when_told(stop, hurry, drain, drain_timeout_s, serving)),
+        )
         await asyncio.wait([serving])
         for watcher in watchers:
             watcher.cancel()
 
 
-async def _after(waiting: Awaitable[object], action: Callable[[], Awaitable[None]]) -> None:
-    await waiting
-    await action()
-
-
-async def _cancel_after(waiting: Awaitable[object], serving: asyncio.Task[None]) -> None:
-    await waiting
+async def _drain_when_told(
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    drain: Callable[[float], Awaitable[None]],
+    drain_timeout_s: float,
+    serving: asyncio.Task[None],
+) -> None:
+    await stop.wait()
+    draining = asyncio.ensure_future(drain(drain_timeout_s))
+    try:
+        await hurry.wait()
+    finally:
+        draining.cancel()
+    await drain(0.0)
+    await asyncio.sleep(_LAST_GRACE_S)
     serving.cancel()
 
 

@@ -35,7 +35,7 @@ async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
         enable_prefix_caching=config.enable_prefix_caching,
     )
     health = Health()
-    driver = Driver(limits, SchedulerMetrics(), health.set_engine_serving)
+    driver = Driver(limits, SchedulerMetrics(), health.set_engine_serving, config.step_timeout_s)
     worker_service = WorkerService(
         driver,
         # Above every epoch of a scheduler that ran here before, as long as attachments are rarer than milliseconds.
@@ -55,14 +55,14 @@ async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
     log.info("listening", address=address)
     parent.report(SchedulerReady(address=address))
 
-    async def drain() -> None:
-        await driver.drain(config.drain_timeout_s)
+    async def drain(timeout_s: float) -> None:
+        await driver.drain(timeout_s)
         await server.stop(_CLOSE_GRACE_S)
 
     async def run() -> None:
         await server.wait_for_termination()
 
-    await run_until_stopped(parent, run(), drain)
+    await run_until_stopped(parent, run(), drain, config.drain_timeout_s)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,14 @@ _LAST_EVENTS_GRACE_S = 1.0
 class Driver:
     """Owns the core, the outboxes, and who is attached. `announce` is told whether requests can run."""
 
-    def __init__(self, limits: Limits, metrics: SchedulerMetrics, announce: Callable[[bool], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        metrics: SchedulerMetrics,
+        announce: Callable[[bool], Awaitable[None]],
+        step_timeout_s: float,
+    ) -> None:
+        self._step_timeout_s = step_timeout_s
         self._limits = limits
         self._core = Scheduler(limits)
         self._metrics = metrics
@@ -115,7 +122,7 @@ class Driver:
             # Back in the queue, they may run elsewhere.
             self._wake_workers()
         started_s = time.monotonic()
-        result = await link.execute(plan)
+        result = await link.execute(plan, self._step_timeout_s)
         now_s = time.monotonic()
         try:
             emissions = self._core.commit(worker_id, result, now_s)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from pageloom.errors import PageloomError
-from pageloom.rpc_errors import PARAM_METADATA_KEY, to_grpc_status
+from pageloom.rpc_errors import CODE_METADATA_KEY, PARAM_METADATA_KEY, to_grpc_status
 
 
 @asynccontextmanager
@@ -18,5 +18,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
     try:
         yield
     except PageloomError as error:
-        metadata = ((PARAM_METADATA_KEY, error.param),) if error.param else ()
-        await context.abort(to_grpc_status(error), error.message, metadata)
+        metadata = [(CODE_METADATA_KEY, error.code or "error")]
+        if error.param:
+            metadata.append((PARAM_METADATA_KEY, error.param))
+        await context.abort(to_grpc_status(error), error.message, tuple(metadata))

@@ -58,13 +58,18 @@ class WorkerLink:
         while True:
             await self._write(await self._outgoing.get())
 
-    async def execute(self, plan: BatchPlan) -> StepResult:
-        """Sends a plan and returns its result."""
+    async def execute(self, plan: BatchPlan, timeout_s: float) -> StepResult:
+        """Sends a plan and returns its result. Raises WorkerLost if there is none within `timeout_s`: a worker
+        whose model hangs still sends heartbeats."""
         self._outgoing.put_nowait(worker_pb2.AttachResponse(plan=wire.plan_to_proto(plan)))
-        while True:
-            result = await self._results.get()
-            if (result.epoch, result.step) == (plan.epoch, plan.step):
-                return result
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    result = await self._results.get()
+                    if (result.epoch, result.step) == (plan.epoch, plan.step):
+                        return result
+        except TimeoutError:
+            raise WorkerLost(f"it gave no result of step {plan.step} for {timeout_s:g} s") from None
 
     def drain(self) -> None:
         """Tells the worker that no plans will come; it then closes its stream."""

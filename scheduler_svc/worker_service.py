@@ -40,12 +40,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[worker_pb2.AttachRequest], context: AttachContext
     ) -> None:
         hello = await self._take_hello(request_iterator, context)
-        link = WorkerLink(hello, self._next_epoch(hello), request_iterator, context.write)
+        # Above what the worker has seen: a clock that was set back must not make every worker refuse us.
+        epoch = max(self._last_epoch, hello.highest_epoch) + 1
+        link = WorkerLink(hello, epoch, request_iterator, context.write)
         await self._attach(link, context)
+        self._last_epoch = max(self._last_epoch, epoch)
         worker = log.bind(worker_id=hello.worker_id, epoch=link.epoch)
-        worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)
-        link.welcome(self._heartbeat_interval_s)
         try:
+            worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)
+            link.welcome(self._heartbeat_interval_s)
             async with asyncio.TaskGroup() as group:
                 group.create_task(link.write_all())
                 group.create_task(link.receive())
@@ -57,11 +60,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             worker.info("worker left")
         finally:
             await self._driver.detach(link)
-
-    def _next_epoch(self, hello: WorkerHello) -> int:
-        # A clock that was set back must not make every worker refuse us.
-        self._last_epoch = max(self._last_epoch, hello.highest_epoch) + 1
-        return self._last_epoch
 
     async def _attach(self, link: WorkerLink, context: AttachContext) -> None:
         async with aborting(context):

@@ -57,7 +57,7 @@ async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) 
     loop = AttachLoop(
         runner, config.scheduler_address, config.worker_id, metrics, on_attached=lambda: parent.report(ready)
     )
-    await run_until_stopped(parent, loop.serve(), loop.stop)
+    await run_until_stopped(parent, loop.serve(), loop.stop, drain_timeout_s=0.0)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class AttachLoop:
             await self._pause(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
 
-    async def stop(self) -> None:
+    async def stop(self, _drain_timeout_s: float = 0.0) -> None:
         """Leaves after the step at hand; the scheduler gives this worker's requests to others."""
         self._stopping.set()
         if self._attachment is not None:

@@ -51,8 +51,8 @@ class Scheduler:
         if hello.worker_id in self.groups:
             raise DuplicateRequest(f"worker_id {hello.worker_id!r} is attached already", param="worker_id")
         check_hello(hello, self._model if self.groups or len(self.registry) else None)
-        self._model = hello.model
         self.groups[hello.worker_id] = WorkerGroup(hello, epoch, self.limits)
+        self._model = hello.model
         self._measure_memory()
         return [
             self._refuse(sequence)

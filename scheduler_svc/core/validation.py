@@ -9,6 +9,15 @@ from pageloom.plan import ModelInfo, WorkerHello
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams, check_token_ids
 
+# Of a Hello. The scheduler keeps something for each block and slot, so a worker must not name any number.
+MAX_NAME_CHARS = 256
+MAX_BLOCK_SIZE = 1 << 16
+MAX_NUM_BLOCKS = 1 << 22
+MAX_NUM_SLOTS = 1 << 14
+MAX_CONTEXT_TOKENS = 1 << 30
+MAX_VOCAB_SIZE = 1 << 24
+MAX_EPOCH = 1 << 62
+
 
 def validated(
     request: GenerateRequest, *, model: ModelInfo, num_kv_tokens: int, max_num_choices: int
@@ -38,17 +47,24 @@ def stop_token_ids(sampling: SamplingParams, model: ModelInfo) -> frozenset[int]
 def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
     """Raises InvalidRequest if a worker's Hello makes no sense, or its model is not the one `served`."""
     model = hello.model
+    for name, text in (("worker_id", hello.worker_id), ("model.digest", model.digest), ("model.dtype", model.dtype)):
+        if not 1 <= len(text) <= MAX_NAME_CHARS:
+            raise InvalidRequest(f"{name} must have 1 to {MAX_NAME_CHARS} characters, not {len(text)}", param=name)
     counts = {
-        "cache.block_size": hello.cache.block_size,
-        "cache.num_blocks": hello.cache.num_blocks,
-        "max_num_seqs": hello.max_num_seqs,
-        "max_num_batched_tokens": hello.max_num_batched_tokens,
-        "model.vocab_size": model.vocab_size,
-        "model.max_model_len": model.max_model_len,
+        "cache.block_size": (hello.cache.block_size, MAX_BLOCK_SIZE),
+        "cache.num_blocks": (hello.cache.num_blocks, MAX_NUM_BLOCKS),
+        "max_num_seqs": (hello.max_num_seqs, MAX_NUM_SLOTS),
+        "max_num_batched_tokens": (hello.max_num_batched_tokens, MAX_CONTEXT_TOKENS),
+        "model.vocab_size": (model.vocab_size, MAX_VOCAB_SIZE),
+        "model.max_model_len": (model.max_model_len, MAX_CONTEXT_TOKENS),
+        # It grows by one for each attachment, from a clock in milliseconds.
+        "highest_epoch": (hello.highest_epoch + 1, MAX_EPOCH),
     }
-    for name, count in counts.items():
-        if count < 1:
-            raise InvalidRequest(f"worker {hello.worker_id}: {name} must be at least 1, not {count}", param=name)
+    for name, (count, most) in counts.items():
+        if not 1 <= count <= most:
+            raise InvalidRequest(
+                f"worker {hello.worker_id}: {name} must be between 1 and {most}, not {count}", param=name
+            )
     if served is None:
         return
     for field in ("digest", "vocab_size", "max_model_len", "eos_token_ids", "dtype"):

@@ -1,6 +1,7 @@
 """Engine and Worker services over real gRPC: answers, errors, cancels, lost workers, drain."""
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
@@ -19,6 +20,7 @@ from pageloom.errors import (
     Unavailable,
 )
 from pageloom.outputs import ChoiceFinished, FinishReason, TokensGenerated
+from pageloom.plan import WorkerHello
 from pageloom.requests import GenerateRequest
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc, worker_pb2, worker_pb2_grpc
 from pageloom.sampling_params import SamplingParams
@@ -265,6 +267,43 @@ async def test_a_silent_worker_is_given_up():
         assert (await call.read()).HasField("welcome")
         await stack.wait_for_workers(1)
         await stack.wait_for_workers(0)
+
+
+async def test_a_worker_that_beats_but_never_answers_is_given_up():
+    async with paper_stack(step_timeout_s=0.3) as stack, grpc.aio.insecure_channel(stack.address) as channel:
+        call = attach(channel)
+        await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(paper_hello("stuck"))))
+        await call.read()
+        asked = request()
+        collecting = asyncio.create_task(collect(stack, asked))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat(epoch=1)))
+                await asyncio.sleep(0.05)
+        await stack.wait_for_workers(0)
+        async with stack.attached("other"):
+            tokens, _ = await collecting
+        assert tokens[0] == expected(asked)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        replace(paper_hello(), highest_epoch=2**64 - 1),
+        replace(paper_hello(), worker_id=""),
+        replace(paper_hello(), max_num_seqs=2**31),
+        replace(paper_hello(), cache=replace(paper_hello().cache, num_blocks=2**32 - 1)),
+        replace(paper_hello(), cache=replace(paper_hello().cache, num_blocks=0)),
+        replace(paper_hello(), model=replace(PAPER_MODEL, digest="")),
+    ],
+)
+async def test_a_senseless_hello_is_refused_and_harms_nobody(hello: WorkerHello):
+    async with paper_stack() as stack, grpc.aio.insecure_channel(stack.address) as channel:
+        call = attach(channel)
+        await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(hello)))
+        assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+        async with stack.attached():
+            await collect(stack, request())
 
 
 async def test_a_worker_with_another_model_is_refused():

@@ -97,9 +97,9 @@ class PaperStack:
 
 
 @asynccontextmanager
-async def paper_stack(heartbeat_timeout_s: float = 5.0) -> AsyncIterator[PaperStack]:
+async def paper_stack(heartbeat_timeout_s: float = 5.0, step_timeout_s: float = 5.0) -> AsyncIterator[PaperStack]:
     health = Health()
-    driver = Driver(LIMITS, SchedulerMetrics(CollectorRegistry()), health.set_engine_serving)
+    driver = Driver(LIMITS, SchedulerMetrics(CollectorRegistry()), health.set_engine_serving, step_timeout_s)
     workers = WorkerService(driver, first_epoch=1, heartbeat_interval_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s)
     server = build_server(EngineService(driver), workers, health)
     address = listen(server, "127.0.0.1", 0)

@@ -18,7 +18,7 @@ from pageloom.plan import CacheInfo, ModelInfo
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.rpc_channel import create_server
-from pageloom.rpc_errors import PARAM_METADATA_KEY, to_grpc_status
+from pageloom.rpc_errors import CODE_METADATA_KEY, PARAM_METADATA_KEY, to_grpc_status
 
 Context = grpc.aio.ServicerContext[object, object]
 Script = Callable[[GenerateRequest], AsyncIterator[GenerateEvent]]
@@ -96,8 +96,10 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             ended = True
         except PageloomError as error:
             ended = True
-            metadata = ((PARAM_METADATA_KEY, error.param),) if error.param else ()
-            await context.abort(to_grpc_status(error), error.message, metadata)
+            metadata = [(CODE_METADATA_KEY, error.code or "error")]
+            if error.param:
+                metadata.append((PARAM_METADATA_KEY, error.param))
+            await context.abort(to_grpc_status(error), error.message, tuple(metadata))
         finally:
             if not ended:
                 self.closed.append(message.request_id)
