@@ -20,8 +20,7 @@ class Health:
     """grpc.health.v1: "" lives, Worker takes workers, Engine serves requests."""
 
     def __init__(self) -> None:
-        # The stubs lack the asyncio half of the package.
-        self.servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self.servicer = health.aio.HealthServicer()
 
     async def start(self) -> None:
         """The process lives and takes workers; nothing can run yet."""

@@ -98,8 +98,7 @@ class AttachLoop:
 
     async def _attach(self) -> None:
         async with open_channel(self._address) as channel:
-            # The stubs demand a request iterator; without one, the call is written to.
-            call = worker_pb2_grpc.WorkerStub(channel).Attach()  # type: ignore[call-arg]
+            call = worker_pb2_grpc.WorkerStub(channel).Attach()
             try:
                 hello = replace(self._hello, highest_epoch=self._highest_epoch)
                 await call.write(worker_pb2.AttachRequest(hello=wire.hello_to_proto(hello)))

@@ -52,7 +52,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         self.draining = False
         self._changed = asyncio.Condition()
         self._server = create_server()
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = health.aio.HealthServicer()
         engine_pb2_grpc.add_EngineServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
