@@ -18,10 +18,10 @@ ARGS ?=
 .PHONY: help serve test check format protos release-protos lock clean
 
 help: ## Show the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
 serve: $(RUNTIME) ## Serve the default model, or: make serve ARGS="MODEL --port 8300"
-	@exec $(BIN)/pageloom serve $(ARGS)
+	@exec $(BIN)/pageloom serve --end-with-parent $(ARGS)
 
 test: $(DEV) ## Run every test
 	@$(BIN)/python -m pytest $(ARGS)
@@ -56,7 +56,9 @@ clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(RUNTIME): pyproject.toml deploy/constraints.txt
-	@echo "Setting up $(VENV) (once, about a minute)"
+	@echo "Setting up $(VENV) (once, about a minute, 2 GB)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.11"; false; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(GPU),1)
 	@$(PIP) --force-reinstall --no-deps $(TORCH)

@@ -19,6 +19,7 @@ from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
+from pageloom.supervision import end_when_parent_ends
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
@@ -36,6 +37,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    # Plain text: the boxed form cuts the names of options on a terminal of 80 columns.
+    rich_markup_mode=None,
 )
 
 
@@ -89,9 +92,12 @@ def serve(
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
+    end_with_parent: opt.EndWithParent = False,
     log_level: opt.LogLevelOption = config.LogLevel.warning,
 ) -> None:
     """Serve MODEL on this machine: gateway, scheduler and worker as three processes."""
+    if end_with_parent:
+        end_when_parent_ends()
     params = context.params
     # Its services have no authentication, so they stay on this host whatever the gateway listens on.
     scheduler_config = _config(

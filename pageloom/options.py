@@ -13,8 +13,10 @@ import typer
 from pageloom import config
 from pageloom.config import BlockSize, Device, Dtype, LogLevel
 
-_SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
+_SUFFIXES = {
+    "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
+}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
@@ -28,13 +30,11 @@ def parse_size(text: str | int) -> int:
 
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
 
-_MODEL, _MEMORY, _BATCHING, _HTTP, _SERVICE = "Model", "KV memory", "Batching", "HTTP", "Service"
 
-
-def _option(flag: str, text: str, panel: str, **settings: object) -> object:
+def _option(flag: str, text: str, **settings: object) -> object:
     name = flag.split("/")[0].lstrip("-")
     envvar = "PAGELOOM_" + name.upper().replace("-", "_")
-    return typer.Option(flag, help=text, rich_help_panel=panel, envvar=envvar, **settings)  # type: ignore[arg-type]
+    return typer.Option(flag, help=text, envvar=envvar, **settings)  # type: ignore[arg-type]
 
 
 Model = Annotated[
@@ -47,76 +47,76 @@ Model = Annotated[
 ]
 ServedModelName = Annotated[
     list[str] | None,
-    _option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own.", _MODEL),
+    _option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own."),
 ]
-ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.", _MODEL)]
-DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.", _MODEL)]
-DeviceOption = Annotated[Device, _option("--device", "Where the model runs.", _MODEL)]
+ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.")]
+DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.")]
+DeviceOption = Annotated[Device, _option("--device", "Where the model runs.")]
 MaxModelLen = Annotated[
     int | None,
-    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.", _MODEL,
+    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
-NumThreads = Annotated[
-    int | None, _option("--num-threads", "CPU threads of the model. Default: one per core.", _MODEL, min=1)
-]
-BlockSizeOption = Annotated[BlockSize, _option("--block-size", "Tokens in a KV block.", _MEMORY)]
+NumThreads = Annotated[int | None, _option("--num-threads", "CPU threads of the model. Default: one per core.", min=1)]
+BlockSizeOption = Annotated[BlockSize, _option("--block-size", "Tokens in a KV block.")]
 NumBlocks = Annotated[
     int | None,
-    _option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", _MEMORY, min=1),
+    _option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", min=1),
 ]
 KvCacheMemory = Annotated[
     int | None,
-    _option("--kv-cache-memory-bytes", "KV memory, such as 2GiB.", _MEMORY, parser=parse_size, metavar="BYTES"),
+    _option(
+        "--kv-cache-memory-bytes",
+        "KV memory, such as 2GiB. Default on a CPU: a quarter of what is free, at most 4GiB.",
+        parser=parse_size,
+        metavar="BYTES",
+    ),
 ]
 MemoryUtilization = Annotated[
-    float, _option("--gpu-memory-utilization", "Part of the GPU's memory to use, above 0 to 1.", _MEMORY)
+    float, _option("--gpu-memory-utilization", "Part of the GPU's memory to use, above 0 to 1.")
 ]
 PrefixCaching = Annotated[
     bool,
-    _option("--enable-prefix-caching/--no-enable-prefix-caching", "Reuse KV blocks of equal prefixes.", _MEMORY),
+    _option("--enable-prefix-caching/--no-enable-prefix-caching", "Reuse KV blocks of equal prefixes."),
 ]
-MaxNumSeqs = Annotated[int, _option("--max-num-seqs", "Most sequences in a step.", _BATCHING, min=1)]
+MaxNumSeqs = Annotated[int, _option("--max-num-seqs", "Most sequences in a step.", min=1)]
 MaxNumBatchedTokens = Annotated[
     int,
-    _option("--max-num-batched-tokens", "Most tokens in a step; longer prompts are taken in chunks.", _BATCHING,
+    _option("--max-num-batched-tokens", "Most tokens in a step; longer prompts are taken in chunks.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
-MaxNumQueuedSeqs = Annotated[
-    int, _option("--max-num-queued-seqs", "Most sequences in the queue; more get 503.", _BATCHING, min=1)
-]
-Host = Annotated[str, _option("--host", "Address to listen on.", _HTTP)]
-Port = Annotated[int, _option("--port", "Port to listen on.", _HTTP, min=0, max=65535)]
-MaxBodyBytes = Annotated[
-    int, _option("--max-body-bytes", "Largest request body.", _HTTP, parser=parse_size, metavar="BYTES")
-]
+MaxNumQueuedSeqs = Annotated[int, _option("--max-num-queued-seqs", "Most sequences in the queue; more get 503.", min=1)]
+Host = Annotated[str, _option("--host", "Address to listen on.")]
+Port = Annotated[int, _option("--port", "Port to listen on.", min=0, max=65535)]
+MaxBodyBytes = Annotated[int, _option("--max-body-bytes", "Largest request body.", parser=parse_size, metavar="BYTES")]
 SchedulerPort = Annotated[
     int,
-    _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", _SERVICE, min=0, max=65535),
+    _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
 ]
-SchedulerAddress = Annotated[
-    str, _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT.", _SERVICE)
-]
-MetricsHost = Annotated[str, _option("--metrics-host", "Address of this service's /metrics.", _SERVICE)]
+SchedulerAddress = Annotated[str, _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT.")]
+MetricsHost = Annotated[str, _option("--metrics-host", "Address of this service's /metrics.")]
 MetricsPort = Annotated[
-    int | None, _option("--metrics-port", "Port of this service's /metrics. Default: none.", _SERVICE, min=1, max=65535)
+    int | None, _option("--metrics-port", "Port of this service's /metrics. Default: none.", min=1, max=65535)
 ]
 WorkerMetricsPort = Annotated[
     int | None,
-    _option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", _SERVICE, min=1, max=65535),
+    _option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", min=1, max=65535),
 ]
 SchedulerMetricsPort = Annotated[
     int | None,
-    _option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", _SERVICE, min=1, max=65535),
+    _option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", min=1, max=65535),
 ]
-WorkerId = Annotated[str, _option("--worker-id", "Name of this worker, unique at its scheduler.", _SERVICE)]
+WorkerId = Annotated[str, _option("--worker-id", "Name of this worker, unique at its scheduler.")]
+EndWithParent = Annotated[
+    bool,
+    _option("--end-with-parent/--no-end-with-parent", "Stop when the process that started this one ends (Linux)."),
+]
 StepTimeout = Annotated[
     float,
-    _option(
-        "--step-timeout", "Seconds without a step's result after which its worker counts as lost.", _SERVICE, min=1.0
-    ),
+    _option("--step-timeout", "Seconds without a step's result after which its worker counts as lost.", min=1.0),
 ]
 DrainTimeout = Annotated[
-    float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", _SERVICE, min=0.0)
+    float,
+    _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM or Ctrl-C.", min=0.0),
 ]
-LogLevelOption = Annotated[LogLevel, _option("--log-level", "Least severe log lines to write.", _SERVICE)]
+LogLevelOption = Annotated[LogLevel, _option("--log-level", "Least severe log lines to write.")]

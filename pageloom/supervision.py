@@ -8,6 +8,8 @@ parent, not even one killed with SIGKILL, and nothing polls.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import signal
 import socket
 import sys
@@ -16,6 +18,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pageloom.errors import StartupError
 from pageloom.status import Failed, Status, encode
 
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 # After drain(0), what a service gets to return by itself.
 _LAST_GRACE_S = 3.0
 
@@ -102,6 +106,18 @@ async def _drain_when_told(
     await drain(0.0)
     await asyncio.sleep(_LAST_GRACE_S)
     serving.cancel()
+
+
+def end_when_parent_ends() -> None:
+    """Makes the kernel send this process SIGTERM when its parent ends, which `make` for one would not tell it.
+
+    Raises StartupError where the system cannot do that.
+    """
+    parent = os.getppid()
+    if not sys.platform.startswith("linux") or ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        raise StartupError("--end-with-parent works on Linux only")
+    if os.getppid() != parent:
+        raise StartupError("the process that started this one has ended")
 
 
 def run_service(name: str, parent: ParentLink, main: Callable[[], None]) -> None:

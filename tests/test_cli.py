@@ -45,13 +45,21 @@ def test_version():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8192", 8192), ("8k", 8000), ("2GiB", 2**31), ("512M", 512_000_000), ("1.5gi", 3 * 2**29), (7, 7)],
+    [
+        ("8192", 8192),
+        ("8k", 8000),
+        ("2GiB", 2**31),
+        ("512M", 512_000_000),
+        ("1.5gi", 3 * 2**29),
+        ("1TiB", 2**40),
+        (7, 7),
+    ],
 )
 def test_sizes(text: str | int, value: int):
     assert parse_size(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1TB", "8 8"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1PB", "8 8"])
 def test_bad_sizes(text: str):
     with pytest.raises(typer.BadParameter, match="such as"):
         parse_size(text)
