@@ -120,7 +120,7 @@ def test_truncated_gguf(tmp_path: Path):
     for name, length in (("header", 1000), ("tensors", len(whole) // 2)):
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(whole[:length])
-        assert_one_clear_line(run_serve(str(path)), str(path), "truncated")
+        assert_one_clear_line(run_serve(str(path), "--port", str(free_port())), str(path), "truncated")
 
 
 @pytest.fixture
