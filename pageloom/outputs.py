@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pageloom.timeline import Timeline
+
 
 class FinishReason(Enum):
     """Why a choice ended."""
@@ -13,6 +15,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFinished:
-    """The last event of one choice. `num_output_tokens` counts resumed tokens too."""
+    """The last event of one choice. `num_output_tokens` counts resumed tokens too; `timeline` comes if asked for."""
 
     choice_index: int
     reason: FinishReason
@@ -50,6 +53,7 @@ class ChoiceFinished:
     num_cached_tokens: int
     stop_token_id: int | None = None
     error_message: str = ""
+    timeline: Timeline | None = None
 
 
 GenerateEvent = TokensGenerated | ChoiceFinished

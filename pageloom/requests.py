@@ -10,7 +10,11 @@ from pageloom.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A prompt and how to go on from it. `resume` maps a choice to the tokens it already has."""
+    """A prompt and how to go on from it. `resume` maps a choice to the tokens it already has.
+
+    `deadline_s` counts from the arrival. With `wait_for_tokens` no step of a choice is planned before the
+    token of its last one is known.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -19,6 +23,10 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     resume: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    tenant: str = ""
+    deadline_s: float | None = None
+    include_timeline: bool = False
+    wait_for_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +37,8 @@ class WorkerInfo:
     epoch: int
     cache: CacheInfo
     num_free_blocks: int
+    num_running: int = 0
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

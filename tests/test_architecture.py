@@ -27,12 +27,13 @@ FORBIDDEN = {
 CORE_ALLOWED = {
     "__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum", "hashlib", "heapq",
     "itertools", "math", "operator", "struct", "types", "typing",
+    "numpy", "numpy.typing",
     "pageloom.errors", "pageloom.outputs", "pageloom.plan", "pageloom.requests",
-    "pageloom.sampling_params",
+    "pageloom.sampling_params", "pageloom.timeline",
 }  # fmt: skip
 # Generated code is untyped at heart, so few files may touch it.
 RPC_USERS = {
-    "pageloom/wire.py", "pageloom/client.py", "scheduler_svc/engine_service.py", "scheduler_svc/worker_service.py",
+    "pageloom/wire/common.py", "pageloom/wire/engine.py", "pageloom/wire/worker.py", "pageloom/client.py", "scheduler_svc/engine_service.py", "scheduler_svc/worker_service.py",
     "scheduler_svc/worker_link.py", "scheduler_svc/server.py", "worker_svc/service.py", "worker_svc/attachment.py",
 }  # fmt: skip
 MAX_FILE_LINES = 400

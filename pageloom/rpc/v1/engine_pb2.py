@@ -25,33 +25,61 @@ _sym_db = _symbol_database.Default()
 from pageloom.rpc.v1 import common_pb2 as pageloom_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpageloom/rpc/v1/engine.proto\x12\x0fpageloom.rpc.v1\x1a\x1cpageloom/rpc/v1/common.proto\"\xde\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x0e\n\x01n\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.pageloom.rpc.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12.\n\x06resume\x18\x07 \x03(\x0b\x32\x1e.pageloom.rpc.v1.ResumedChoiceB\x04\n\x02_n\"8\n\rResumedChoice\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x97\x01\n\rGenerateEvent\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x32\n\x06tokens\x18\x02 \x01(\x0b\x32 .pageloom.rpc.v1.TokensGeneratedH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.pageloom.rpc.v1.ChoiceFinishedH\x00\x42\x07\n\x05\x65vent\"k\n\x0fTokensGenerated\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenLogprobs\"\xba\x01\n\x0e\x43hoiceFinished\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.pageloom.rpc.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x15\n\rerror_message\x18\x05 \x01(\tB\x10\n\x0e_stop_token_id\";\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63hoice_indexes\x18\x02 \x03(\r\"\x10\n\x0e\x43\x61ncelResponse\"\r\n\x0bInfoRequest\"\xea\x01\n\x0cInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.pageloom.rpc.v1.ModelInfo\x12,\n\x07workers\x18\x03 \x03(\x0b\x32\x1b.pageloom.rpc.v1.WorkerInfo\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"r\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x1a.pageloom.rpc.v1.CacheInfo\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r2\xe8\x01\n\x06\x45ngine\x12N\n\x08Generate\x12 .pageloom.rpc.v1.GenerateRequest\x1a\x1e.pageloom.rpc.v1.GenerateEvent0\x01\x12I\n\x06\x43\x61ncel\x12\x1e.pageloom.rpc.v1.CancelRequest\x1a\x1f.pageloom.rpc.v1.CancelResponse\x12\x43\n\x04Info\x12\x1c.pageloom.rpc.v1.InfoRequest\x1a\x1d.pageloom.rpc.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpageloom/rpc/v1/engine.proto\x12\x0fpageloom.rpc.v1\x1a\x1cpageloom/rpc/v1/common.proto\"\xc9\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x0e\n\x01n\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.pageloom.rpc.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12.\n\x06resume\x18\x07 \x03(\x0b\x32\x1e.pageloom.rpc.v1.ResumedChoice\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x17\n\ndeadline_s\x18\t \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10include_timeline\x18\n \x01(\x08\x12\x17\n\x0fwait_for_tokens\x18\x0b \x01(\x08\x42\x04\n\x02_nB\r\n\x0b_deadline_s\"8\n\rResumedChoice\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x97\x01\n\rGenerateEvent\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x32\n\x06tokens\x18\x02 \x01(\x0b\x32 .pageloom.rpc.v1.TokensGeneratedH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.pageloom.rpc.v1.ChoiceFinishedH\x00\x42\x07\n\x05\x65vent\"k\n\x0fTokensGenerated\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x30\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenLogprobs\"\xe7\x01\n\x0e\x43hoiceFinished\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.pageloom.rpc.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x15\n\rerror_message\x18\x05 \x01(\t\x12+\n\x08timeline\x18\x06 \x01(\x0b\x32\x19.pageloom.rpc.v1.TimelineB\x10\n\x0e_stop_token_id\"\xaa\x01\n\x08Timeline\x12$\n\x05waits\x18\x01 \x03(\x0b\x32\x15.pageloom.rpc.v1.Wait\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.pageloom.rpc.v1.Run\x12\x1a\n\rfirst_token_s\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x17\n\nfinished_s\x18\x04 \x01(\x02H\x01\x88\x01\x01\x42\x10\n\x0e_first_token_sB\r\n\x0b_finished_s\"\xad\x01\n\x04Wait\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.pageloom.rpc.v1.WaitReason\x12\x0f\n\x07start_s\x18\x02 \x01(\x02\x12\x12\n\x05\x65nd_s\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\tnum_ahead\x18\x04 \x01(\r\x12\x1a\n\x12\x62\x65hind_request_ids\x18\x05 \x03(\t\x12\x1a\n\x12num_missing_blocks\x18\x06 \x01(\rB\x08\n\x06_end_s\"\xb8\x01\n\x03Run\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07start_s\x18\x02 \x01(\x02\x12\x12\n\x05\x65nd_s\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x11\n\tnum_steps\x18\x05 \x01(\r\x12\x16\n\x0enum_held_steps\x18\x06 \x01(\r\x12\x14\n\x0cpreempted_by\x18\x07 \x01(\t\x12\x13\n\x0bworker_lost\x18\x08 \x01(\x08\x42\x08\n\x06_end_s\"{\n\x0eSessionRequest\x12-\n\x05start\x18\x01 \x01(\x0b\x32\x1c.pageloom.rpc.v1.StartStreamH\x00\x12/\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1d.pageloom.rpc.v1.CancelStreamH\x00\x42\t\n\x07message\"S\n\x0bStartStream\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x31\n\x07request\x18\x02 \x01(\x0b\x32 .pageloom.rpc.v1.GenerateRequest\"9\n\x0c\x43\x61ncelStream\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x63hoice_indexes\x18\x02 \x03(\r\"\xaa\x02\n\x0fSessionResponse\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\x12\x16\n\x0e\x63hoice_indexes\x18\x02 \x03(\r\x12\x15\n\rfirst_indexes\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x17\n\x0flogprob_entries\x18\x06 \x03(\r\x12\x30\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenLogprobs\x12\x31\n\x08\x66inished\x18\x08 \x03(\x0b\x32\x1f.pageloom.rpc.v1.StreamFinished\x12/\n\x07refused\x18\t \x03(\x0b\x32\x1e.pageloom.rpc.v1.StreamRefused\"l\n\x0eStreamFinished\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x02 \x01(\r\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.pageloom.rpc.v1.ChoiceFinished\"R\n\rStreamRefused\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05param\x18\x04 \x01(\t\"(\n\x12GetTimelineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"C\n\x13GetTimelineResponse\x12,\n\ttimelines\x18\x01 \x03(\x0b\x32\x19.pageloom.rpc.v1.Timeline\"M\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\ttimeout_s\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"\x15\n\x13\x44rainWorkerResponse\";\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63hoice_indexes\x18\x02 \x03(\r\"\x10\n\x0e\x43\x61ncelResponse\"\r\n\x0bInfoRequest\"\xea\x01\n\x0cInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.pageloom.rpc.v1.ModelInfo\x12,\n\x07workers\x18\x03 \x03(\x0b\x32\x1b.pageloom.rpc.v1.WorkerInfo\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"\x99\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x1a.pageloom.rpc.v1.CacheInfo\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08*\x9f\x01\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11WAIT_REASON_QUEUE\x10\x01\x12\x15\n\x11WAIT_REASON_SLOTS\x10\x02\x12\x16\n\x12WAIT_REASON_BLOCKS\x10\x03\x12\x16\n\x12WAIT_REASON_PREFIX\x10\x04\x12\x16\n\x12WAIT_REASON_WORKER\x10\x05\x32\xee\x03\n\x06\x45ngine\x12N\n\x08Generate\x12 .pageloom.rpc.v1.GenerateRequest\x1a\x1e.pageloom.rpc.v1.GenerateEvent0\x01\x12I\n\x06\x43\x61ncel\x12\x1e.pageloom.rpc.v1.CancelRequest\x1a\x1f.pageloom.rpc.v1.CancelResponse\x12P\n\x07Session\x12\x1f.pageloom.rpc.v1.SessionRequest\x1a .pageloom.rpc.v1.SessionResponse(\x01\x30\x01\x12\x43\n\x04Info\x12\x1c.pageloom.rpc.v1.InfoRequest\x1a\x1d.pageloom.rpc.v1.InfoResponse\x12X\n\x0bGetTimeline\x12#.pageloom.rpc.v1.GetTimelineRequest\x1a$.pageloom.rpc.v1.GetTimelineResponse\x12X\n\x0b\x44rainWorker\x12#.pageloom.rpc.v1.DrainWorkerRequest\x1a$.pageloom.rpc.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pageloom.rpc.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_WAITREASON']._serialized_start=2967
+  _globals['_WAITREASON']._serialized_end=3126
   _globals['_GENERATEREQUEST']._serialized_start=80
-  _globals['_GENERATEREQUEST']._serialized_end=302
-  _globals['_RESUMEDCHOICE']._serialized_start=304
-  _globals['_RESUMEDCHOICE']._serialized_end=360
-  _globals['_GENERATEEVENT']._serialized_start=363
-  _globals['_GENERATEEVENT']._serialized_end=514
-  _globals['_TOKENSGENERATED']._serialized_start=516
-  _globals['_TOKENSGENERATED']._serialized_end=623
-  _globals['_CHOICEFINISHED']._serialized_start=626
-  _globals['_CHOICEFINISHED']._serialized_end=812
-  _globals['_CANCELREQUEST']._serialized_start=814
-  _globals['_CANCELREQUEST']._serialized_end=873
-  _globals['_CANCELRESPONSE']._serialized_start=875
-  _globals['_CANCELRESPONSE']._serialized_end=891
-  _globals['_INFOREQUEST']._serialized_start=893
-  _globals['_INFOREQUEST']._serialized_end=906
-  _globals['_INFORESPONSE']._serialized_start=909
-  _globals['_INFORESPONSE']._serialized_end=1143
-  _globals['_WORKERINFO']._serialized_start=1145
-  _globals['_WORKERINFO']._serialized_end=1259
-  _globals['_ENGINE']._serialized_start=1262
-  _globals['_ENGINE']._serialized_end=1494
+  _globals['_GENERATEREQUEST']._serialized_end=409
+  _globals['_RESUMEDCHOICE']._serialized_start=411
+  _globals['_RESUMEDCHOICE']._serialized_end=467
+  _globals['_GENERATEEVENT']._serialized_start=470
+  _globals['_GENERATEEVENT']._serialized_end=621
+  _globals['_TOKENSGENERATED']._serialized_start=623
+  _globals['_TOKENSGENERATED']._serialized_end=730
+  _globals['_CHOICEFINISHED']._serialized_start=733
+  _globals['_CHOICEFINISHED']._serialized_end=964
+  _globals['_TIMELINE']._serialized_start=967
+  _globals['_TIMELINE']._serialized_end=1137
+  _globals['_WAIT']._serialized_start=1140
+  _globals['_WAIT']._serialized_end=1313
+  _globals['_RUN']._serialized_start=1316
+  _globals['_RUN']._serialized_end=1500
+  _globals['_SESSIONREQUEST']._serialized_start=1502
+  _globals['_SESSIONREQUEST']._serialized_end=1625
+  _globals['_STARTSTREAM']._serialized_start=1627
+  _globals['_STARTSTREAM']._serialized_end=1710
+  _globals['_CANCELSTREAM']._serialized_start=1712
+  _globals['_CANCELSTREAM']._serialized_end=1769
+  _globals['_SESSIONRESPONSE']._serialized_start=1772
+  _globals['_SESSIONRESPONSE']._serialized_end=2070
+  _globals['_STREAMFINISHED']._serialized_start=2072
+  _globals['_STREAMFINISHED']._serialized_end=2180
+  _globals['_STREAMREFUSED']._serialized_start=2182
+  _globals['_STREAMREFUSED']._serialized_end=2264
+  _globals['_GETTIMELINEREQUEST']._serialized_start=2266
+  _globals['_GETTIMELINEREQUEST']._serialized_end=2306
+  _globals['_GETTIMELINERESPONSE']._serialized_start=2308
+  _globals['_GETTIMELINERESPONSE']._serialized_end=2375
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2377
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2454
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2456
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2477
+  _globals['_CANCELREQUEST']._serialized_start=2479
+  _globals['_CANCELREQUEST']._serialized_end=2538
+  _globals['_CANCELRESPONSE']._serialized_start=2540
+  _globals['_CANCELRESPONSE']._serialized_end=2556
+  _globals['_INFOREQUEST']._serialized_start=2558
+  _globals['_INFOREQUEST']._serialized_end=2571
+  _globals['_INFORESPONSE']._serialized_start=2574
+  _globals['_INFORESPONSE']._serialized_end=2808
+  _globals['_WORKERINFO']._serialized_start=2811
+  _globals['_WORKERINFO']._serialized_end=2964
+  _globals['_ENGINE']._serialized_start=3129
+  _globals['_ENGINE']._serialized_end=3623
 # @@protoc_insertion_point(module_scope)

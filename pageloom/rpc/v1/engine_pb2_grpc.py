@@ -44,10 +44,25 @@ class EngineStub:
                 request_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.CancelRequest.SerializeToString,
                 response_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/pageloom.rpc.v1.Engine/Session',
+                request_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.SessionRequest.SerializeToString,
+                response_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.SessionResponse.FromString,
+                _registered_method=True)
         self.Info = channel.unary_unary(
                 '/pageloom.rpc.v1.Engine/Info',
                 request_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.InfoRequest.SerializeToString,
                 response_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.InfoResponse.FromString,
+                _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/pageloom.rpc.v1.Engine/GetTimeline',
+                request_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.GetTimelineResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/pageloom.rpc.v1.Engine/DrainWorker',
+                request_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
 
 
@@ -74,8 +89,32 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Session(self, request_iterator, context):
+        """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
+        a message for each request and step would cost more than the step. Closing the stream cancels all of
+        its requests. A request that is refused ends with a Refused; the session goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Info(self, request, context):
         """What is being served, and how full it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTimeline(self, request, context):
+        """Where the time of a request went, while it runs and for a while after. NOT_FOUND if it is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Gives a worker no new work, lets what it runs finish, and sends it away: its process ends. What still
+        runs after the timeout goes on elsewhere. Returns once it is asked to leave. NOT_FOUND if it is not attached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,10 +133,25 @@ def add_EngineServicer_to_server(servicer, server):
                     request_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.CancelRequest.FromString,
                     response_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.CancelResponse.SerializeToString,
             ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.SessionRequest.FromString,
+                    response_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.SessionResponse.SerializeToString,
+            ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
                     request_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.InfoRequest.FromString,
                     response_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.InfoResponse.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.GetTimelineRequest.FromString,
+                    response_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.GetTimelineResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=pageloom_dot_rpc_dot_v1_dot_engine__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -165,6 +219,33 @@ class Engine:
             _registered_method=True)
 
     @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pageloom.rpc.v1.Engine/Session',
+            pageloom_dot_rpc_dot_v1_dot_engine__pb2.SessionRequest.SerializeToString,
+            pageloom_dot_rpc_dot_v1_dot_engine__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Info(request,
             target,
             options=(),
@@ -181,6 +262,60 @@ class Engine:
             '/pageloom.rpc.v1.Engine/Info',
             pageloom_dot_rpc_dot_v1_dot_engine__pb2.InfoRequest.SerializeToString,
             pageloom_dot_rpc_dot_v1_dot_engine__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageloom.rpc.v1.Engine/GetTimeline',
+            pageloom_dot_rpc_dot_v1_dot_engine__pb2.GetTimelineRequest.SerializeToString,
+            pageloom_dot_rpc_dot_v1_dot_engine__pb2.GetTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageloom.rpc.v1.Engine/DrainWorker',
+            pageloom_dot_rpc_dot_v1_dot_engine__pb2.DrainWorkerRequest.SerializeToString,
+            pageloom_dot_rpc_dot_v1_dot_engine__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

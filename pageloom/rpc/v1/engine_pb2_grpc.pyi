@@ -43,8 +43,19 @@ class EngineStub:
     """Cancels some or all choices of a running request; its stream ends with FINISH_REASON_CANCELLED.
     Unknown or finished choices are ignored, so a cancel may race with the end.
     """
+    Session: _grpc.StreamStreamMultiCallable[_engine_pb2.SessionRequest, _engine_pb2.SessionResponse]
+    """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
+    a message for each request and step would cost more than the step. Closing the stream cancels all of
+    its requests. A request that is refused ends with a Refused; the session goes on.
+    """
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _engine_pb2.InfoResponse]
     """What is being served, and how full it is."""
+    GetTimeline: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetTimelineRequest, _engine_pb2.GetTimelineResponse]
+    """Where the time of a request went, while it runs and for a while after. NOT_FOUND if it is forgotten."""
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DrainWorkerRequest, _engine_pb2.DrainWorkerResponse]
+    """Gives a worker no new work, lets what it runs finish, and sends it away: its process ends. What still
+    runs after the timeout goes on elsewhere. Returns once it is asked to leave. NOT_FOUND if it is not attached.
+    """
 
 @_typing.type_check_only
 class EngineAsyncStub(EngineStub):
@@ -61,8 +72,19 @@ class EngineAsyncStub(EngineStub):
     """Cancels some or all choices of a running request; its stream ends with FINISH_REASON_CANCELLED.
     Unknown or finished choices are ignored, so a cancel may race with the end.
     """
+    Session: _aio.StreamStreamMultiCallable[_engine_pb2.SessionRequest, _engine_pb2.SessionResponse]  # type: ignore[assignment]
+    """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
+    a message for each request and step would cost more than the step. Closing the stream cancels all of
+    its requests. A request that is refused ends with a Refused; the session goes on.
+    """
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _engine_pb2.InfoResponse]  # type: ignore[assignment]
     """What is being served, and how full it is."""
+    GetTimeline: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetTimelineRequest, _engine_pb2.GetTimelineResponse]  # type: ignore[assignment]
+    """Where the time of a request went, while it runs and for a while after. NOT_FOUND if it is forgotten."""
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_engine_pb2.DrainWorkerRequest, _engine_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Gives a worker no new work, lets what it runs finish, and sends it away: its process ends. What still
+    runs after the timeout goes on elsewhere. Returns once it is asked to leave. NOT_FOUND if it is not attached.
+    """
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,11 +112,40 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_engine_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.SessionResponse], _abc.AsyncIterator[_engine_pb2.SessionResponse]]:
+        """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
+        a message for each request and step would cost more than the step. Closing the stream cancels all of
+        its requests. A request that is refused ends with a Refused; the session goes on.
+        """
+
+    @_abc_1.abstractmethod
     def Info(
         self,
         request: _engine_pb2.InfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.InfoResponse, _abc.Awaitable[_engine_pb2.InfoResponse]]:
         """What is being served, and how full it is."""
+
+    @_abc_1.abstractmethod
+    def GetTimeline(
+        self,
+        request: _engine_pb2.GetTimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.GetTimelineResponse, _abc.Awaitable[_engine_pb2.GetTimelineResponse]]:
+        """Where the time of a request went, while it runs and for a while after. NOT_FOUND if it is forgotten."""
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _engine_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.DrainWorkerResponse, _abc.Awaitable[_engine_pb2.DrainWorkerResponse]]:
+        """Gives a worker no new work, lets what it runs finish, and sends it away: its process ends. What still
+        runs after the timeout goes on elsewhere. Returns once it is asked to leave. NOT_FOUND if it is not attached.
+        """
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,8 +30,10 @@ class AttachResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
 class Leaving(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker_id", "boot_id", "protocol_version", "model", "cache", "max_num_seqs", "max_num_batched_tokens", "highest_epoch")
@@ -54,12 +56,14 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., cache: _Optional[_Union[_common_pb2.CacheInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., highest_epoch: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "heartbeat_interval_s")
+    __slots__ = ("epoch", "heartbeat_interval_s", "max_num_steps_in_flight")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     heartbeat_interval_s: float
-    def __init__(self, epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
+    max_num_steps_in_flight: int
+    def __init__(self, epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., max_num_steps_in_flight: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("epoch", "step")
@@ -70,8 +74,10 @@ class Heartbeat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("stop",)
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    stop: bool
+    def __init__(self, stop: _Optional[bool] = ...) -> None: ...
 
 class BatchPlan(_message.Message):
     __slots__ = ("epoch", "step", "snapshot", "released_slots", "admissions", "grown_slots", "grown_counts", "grown_block_ids", "chunk_slots", "chunk_lens", "held_slots", "copy_source_block_ids", "copy_target_block_ids")

@@ -1,0 +1,91 @@
+"""Values that both protocols speak: sampling parameters, log-probabilities, model, cache."""
+
+from __future__ import annotations
+
+from pageloom.outputs import TokenLogprobs
+from pageloom.plan import CacheInfo, ModelInfo
+from pageloom.rpc.v1 import common_pb2
+from pageloom.sampling_params import SamplingParams
+
+
+def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(sampling.top_k, 0),
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+        logprobs=sampling.logprobs,
+        seed=sampling.seed,
+    )
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Raises InvalidRequest if a value is out of range."""
+    return SamplingParams(
+        temperature=message.temperature if message.HasField("temperature") else 1.0,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=dict(message.logit_bias),
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens,
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=tuple(message.stop_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        seed=message.seed if message.HasField("seed") else None,
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(
+        logprob=logprobs.logprob, top_token_ids=logprobs.top_token_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, tuple(message.top_token_ids), tuple(message.top_logprobs))
+
+
+def model_to_proto(model: ModelInfo) -> common_pb2.ModelInfo:
+    return common_pb2.ModelInfo(
+        name=model.name,
+        digest=model.digest,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        dtype=model.dtype,
+        weights_bytes=model.weights_bytes,
+    )
+
+
+def model_from_proto(message: common_pb2.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        digest=message.digest,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        dtype=message.dtype,
+        weights_bytes=message.weights_bytes,
+    )
+
+
+def cache_to_proto(cache: CacheInfo) -> common_pb2.CacheInfo:
+    return common_pb2.CacheInfo(block_size=cache.block_size, num_blocks=cache.num_blocks, kv_bytes=cache.kv_bytes)
+
+
+def cache_from_proto(message: common_pb2.CacheInfo) -> CacheInfo:
+    return CacheInfo(block_size=message.block_size, num_blocks=message.num_blocks, kv_bytes=message.kv_bytes)
