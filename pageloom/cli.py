@@ -1,4 +1,4 @@
-"""The command line: `pageloom serve | scheduler | worker | gateway`, the only reader of flags and environment."""
+"""The command line: `pageloom serve | scheduler | worker | gateway | replay`; reads flags and environment, alone."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from pageloom import __version__, config
+from pageloom import __version__, config, simulation_config
 from pageloom import options as opt
-from pageloom.config import GatewayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
+from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
+from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
+from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
 from pageloom.supervision import end_when_parent_ends
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
 # Options that bear vLLM's name where our setting says more: its unit, or what it is.
 _FIELD_NAMES = {
+    "hop_latency": "hop_latency_s",
+    "max_steps_in_flight": "max_num_steps_in_flight",
     "num_gpu_blocks_override": "num_blocks",
+    "priority_ageing": "priority_ageing_s",
+    "record": "record_path",
+    "recording": "path",
     "scheduler": "scheduler_address",
     "shutdown_timeout": "drain_timeout_s",
     "step_timeout": "step_timeout_s",
+    "uds": "socket_path",
 }
 
 app = typer.Typer(
@@ -84,6 +92,10 @@ def serve(
     max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
     max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
+    max_steps_in_flight: opt.MaxStepsInFlight = config.DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
+    scheduling_policy: opt.SchedulingPolicyOption = SchedulingPolicy.fair,
+    placement: opt.PlacementOption = Placement.cache_aware,
+    priority_ageing: opt.PriorityAgeing = config.DEFAULT_PRIORITY_AGEING_S,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
@@ -92,6 +104,7 @@ def serve(
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
+    record: opt.Record = None,
     end_with_parent: opt.EndWithParent = False,
     log_level: opt.LogLevelOption = config.LogLevel.warning,
 ) -> None:
@@ -113,14 +126,20 @@ def scheduler(
     context: typer.Context,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_SCHEDULER_PORT,
+    uds: opt.SocketPath = None,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
     max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
     max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
     enable_prefix_caching: opt.PrefixCaching = True,
+    max_steps_in_flight: opt.MaxStepsInFlight = config.DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
+    scheduling_policy: opt.SchedulingPolicyOption = SchedulingPolicy.fair,
+    placement: opt.PlacementOption = Placement.cache_aware,
+    priority_ageing: opt.PriorityAgeing = config.DEFAULT_PRIORITY_AGEING_S,
     step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
+    record: opt.Record = None,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run the scheduler alone; workers and gateways dial it."""
@@ -131,6 +150,7 @@ def scheduler(
 def worker(
     context: typer.Context,
     model: opt.Model = "",
+    simulate: opt.Simulate = None,
     scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
     worker_id: opt.WorkerId = config.DEFAULT_WORKER_ID,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
@@ -145,6 +165,7 @@ def worker(
     gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
     max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one worker, which loads MODEL and attaches to a scheduler."""
@@ -167,6 +188,48 @@ def gateway(
     """Run one HTTP gateway, which needs MODEL's tokenizer and chat template but not its weights."""
     params = context.params
     _become("gateway", _config(GatewayConfig, params, served_model_names=_names(params)))
+
+
+@app.command()
+def replay(context: typer.Context, recording: opt.Recording, until: opt.Until = None) -> None:
+    """Run the scheduler's decisions of a recording again, and show the first that differs."""
+    _become("scheduler_svc.replay", _config(ReplayConfig, context.params))
+
+
+@app.command()
+def simulate(
+    context: typer.Context,
+    trace: opt.TraceOption = "azure-conv-excerpt",
+    gpu: opt.GpuOption = "h200",
+    model: opt.SimulatedModel = "llama-3-8b",
+    tensor_parallel_size: opt.TensorParallelSize = 1,
+    num_workers: opt.NumWorkers = 1,
+    max_num_seqs: opt.MaxNumSeqs = simulation_config.DEFAULT_SIMULATED_MAX_NUM_SEQS,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = simulation_config.DEFAULT_SIMULATED_MAX_NUM_BATCHED_TOKENS,
+    max_model_len: opt.SimulatedModelLen = None,
+    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
+    num_gpu_blocks_override: opt.NumBlocks = None,
+    kv_cache_memory_bytes: opt.SimulatedKvMemory = None,
+    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
+    enable_prefix_caching: opt.PrefixCaching = True,
+    max_steps_in_flight: opt.MaxStepsInFlight = config.DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
+    scheduling_policy: opt.SchedulingPolicyOption = SchedulingPolicy.fair,
+    placement: opt.PlacementOption = Placement.cache_aware,
+    kv_policy: opt.KvPolicyOption = KvPolicy.paged,
+    allocator: opt.AllocatorOption = Allocator.first_fit,
+    max_tokens: opt.MaxTokens = simulation_config.DEFAULT_MAX_TOKENS,
+    hop_latency: opt.HopLatency = simulation_config.DEFAULT_HOP_LATENCY_S,
+    num_requests: opt.NumRequests = None,
+    request_rate: opt.RequestRate = None,
+    time_scale: opt.TimeScale = None,
+    length_scale: opt.LengthScale = 1.0,
+    tenants: opt.Tenants = "",
+    seed: opt.Seed = 0,
+    plot: opt.PlotFile = None,
+    json: opt.JsonFile = None,
+) -> None:
+    """Run a trace through the scheduler in virtual time, on GPUs that are not here."""
+    _become("scheduler_svc.simulation", _config(SimulationConfig, context.params))
 
 
 def _config(kind: type[ConfigT], params: Mapping[str, Any], **derived: object) -> ConfigT:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
 from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
+from pageloom.policies import Placement, SchedulingPolicy
 
 
 class Dtype(StrEnum):
@@ -52,9 +54,13 @@ DEFAULT_STEP_TIMEOUT_S = 120.0
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_QUEUED_SEQS = 1024
+DEFAULT_MAX_NUM_STEPS_IN_FLIGHT = 2
+DEFAULT_PRIORITY_AGEING_S = 60.0
 DEFAULT_BLOCK_SIZE = 32
 DEFAULT_MEMORY_UTILIZATION = 0.9
 DEFAULT_WORKER_ID = "worker-0"
+# Below what the kernel holds: 107 bytes on Linux, 103 on macOS.
+MAX_SOCKET_PATH_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +101,39 @@ class GatewayConfig(ServiceConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(ServiceConfig):
-    """Settings of the scheduler. Port 0 picks a free port."""
+    """Settings of the scheduler. Port 0 picks a free port; `socket_path` is a unix socket to listen on besides.
+    `max_num_steps_in_flight` plans are out at one worker, and `priority_ageing_s` seconds in the queue outweigh one
+    level of priority. What the core is told and answers is written to `record_path`."""
 
     host: str = DEFAULT_HOST
     port: int = 0
+    socket_path: str | None = None
     metrics_host: str = DEFAULT_HOST
     metrics_port: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     max_num_queued_seqs: int = DEFAULT_MAX_NUM_QUEUED_SEQS
     enable_prefix_caching: bool = True
+    max_num_steps_in_flight: int = DEFAULT_MAX_NUM_STEPS_IN_FLIGHT
+    scheduling_policy: str = SchedulingPolicy.fair.value
+    placement: str = Placement.cache_aware.value
+    priority_ageing_s: float = DEFAULT_PRIORITY_AGEING_S
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
+    record_path: str | None = None
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_at_least("max_num_queued_seqs", self.max_num_queued_seqs, 1)
+        _require_one_of("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
+        _require_one_of("placement", self.placement, Placement)
+        if self.max_num_steps_in_flight not in (1, 2):
+            raise InvalidConfig(f"--max-steps-in-flight must be 1 or 2, not {self.max_num_steps_in_flight}")
+        if not self.priority_ageing_s > 0:
+            raise InvalidConfig(f"--priority-ageing must be above 0 seconds, not {self.priority_ageing_s:g}")
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
 
 
@@ -121,9 +141,11 @@ class SchedulerConfig(ServiceConfig):
 class WorkerConfig(ServiceConfig):
     """Settings of a worker. KV memory is `num_blocks` if set, else `kv_cache_memory_bytes`, else a fraction: on a
     GPU what `gpu_memory_utilization` of its memory leaves beside the weights, on a CPU a quarter of the
-    available memory and at most 4 GiB."""
+    available memory and at most 4 GiB. With `simulate`, a profile as `roofline.parse_profile` reads it, no model is
+    loaded."""
 
     model: str
+    simulate: str | None = None
     scheduler_address: str = DEFAULT_SCHEDULER_ADDRESS
     worker_id: str = DEFAULT_WORKER_ID
     metrics_host: str = DEFAULT_HOST
@@ -138,6 +160,7 @@ class WorkerConfig(ServiceConfig):
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
     def __post_init__(self) -> None:
         _require_one_of("device", self.device, Device)
@@ -153,6 +176,19 @@ class WorkerConfig(ServiceConfig):
             value = getattr(self, name)
             if value is not None:
                 _require_at_least(name, value, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig(ServiceConfig):
+    """Settings of a replay: the recording at `path`, up to its plan number `until` if that is set."""
+
+    path: str
+    until: int | None = None
+
+
+def fits_socket_address(path: str) -> bool:
+    """Whether a unix socket can have this path."""
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
 
 
 def flag_name(field_name: str) -> str:

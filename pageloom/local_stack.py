@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
+from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
 from pageloom.errors import StartupError
 from pageloom.service_process import ServiceProcess
 from pageloom.status import Failed, GatewayReady, Loading, Ready, SchedulerReady, WorkerReady
@@ -22,7 +24,7 @@ ReadyT = TypeVar("ReadyT", SchedulerReady, WorkerReady, GatewayReady)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """Settings of all three. The scheduler's actual address replaces the one that the other two have."""
+    """Settings of all three. The other two dial a unix socket of the scheduler, whatever address they have."""
 
     scheduler: SchedulerConfig
     worker: WorkerConfig
@@ -41,6 +43,8 @@ class LocalStack:
         self._services: dict[str, ServiceProcess] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
         self._ready: dict[str, asyncio.Future[Ready]] = {}
+        # Of this user alone: who can reach the socket can use the engine.
+        self._directory = tempfile.TemporaryDirectory(prefix="pageloom-")
 
     async def __aenter__(self) -> Self:
         try:
@@ -62,7 +66,7 @@ class LocalStack:
 
     @property
     def scheduler_address(self) -> str:
-        """Where the Engine service listens."""
+        """Where the Engine service listens for everybody else."""
         return self.ready(SchedulerReady).address
 
     async def wait_until_ready(self) -> None:
@@ -83,12 +87,19 @@ class LocalStack:
             service.kill()
 
     async def _start_all(self) -> None:
-        await self._start("scheduler", "scheduler_svc", self._config.scheduler)
+        scheduler = replace(self._config.scheduler, socket_path=self._socket_path())
+        await self._start("scheduler", "scheduler_svc", scheduler)
         await self._ready["scheduler"]
-        address = self.scheduler_address
+        listening = self.ready(SchedulerReady)
+        address = listening.socket_address or listening.address
         await self._start("worker", "worker_svc", replace(self._config.worker, scheduler_address=address))
         if self._config.gateway is not None:
             await self._start("gateway", "gateway", replace(self._config.gateway, scheduler_address=address))
+
+    def _socket_path(self) -> str | None:
+        path = os.path.join(self._directory.name, "scheduler.sock")
+        # Where temporary files lie too deep for a socket, the port has to do.
+        return path if fits_socket_address(path) else None
 
     async def _start(self, name: str, module: str, config: SchedulerConfig | WorkerConfig | GatewayConfig) -> None:
         service = self._services[name] = await ServiceProcess.start(name, module, config)
@@ -112,10 +123,11 @@ class LocalStack:
         return code
 
     async def _stop_all(self) -> None:
-        for name, drain_timeout_s in self._stop_order():
-            if name in self._services:
-                await self._services[name].stop((drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S)
-        await asyncio.gather(*self._watchers.values())
+        with self._directory:
+            for name, drain_timeout_s in self._stop_order():
+                if name in self._services:
+                    await self._services[name].stop((drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S)
+            await asyncio.gather(*self._watchers.values())
 
     def _stop_order(self) -> list[tuple[str, float]]:
         gateway = self._config.gateway

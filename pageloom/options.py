@@ -12,6 +12,9 @@ import typer
 
 from pageloom import config
 from pageloom.config import BlockSize, Device, Dtype, LogLevel
+from pageloom.hardware_profiles import GPUS, MODELS
+from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.simulation_config import Allocator, KvPolicy
 
 _SUFFIXES = {
     "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
@@ -86,6 +89,20 @@ MaxNumBatchedTokens = Annotated[
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
 MaxNumQueuedSeqs = Annotated[int, _option("--max-num-queued-seqs", "Most sequences in the queue; more get 503.", min=1)]
+MaxStepsInFlight = Annotated[
+    int,
+    _option("--max-steps-in-flight", "Steps sent to a worker ahead of their results; 2 keeps it busy.", min=1, max=2),
+]
+SchedulingPolicyOption = Annotated[
+    SchedulingPolicy,
+    _option("--scheduling-policy", "Who goes first: who came first, by priority, or tenants in equal shares."),
+]
+PlacementOption = Annotated[
+    Placement, _option("--placement", "Which worker a request goes to: by cached prefix and load, by load, or in turn.")
+]
+PriorityAgeing = Annotated[
+    float, _option("--priority-ageing", "Seconds in the queue that outweigh one level of priority, above 0.")
+]
 Host = Annotated[str, _option("--host", "Address to listen on.")]
 Port = Annotated[int, _option("--port", "Port to listen on.", min=0, max=65535)]
 MaxBodyBytes = Annotated[int, _option("--max-body-bytes", "Largest request body.", parser=parse_size, metavar="BYTES")]
@@ -93,7 +110,13 @@ SchedulerPort = Annotated[
     int,
     _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
 ]
-SchedulerAddress = Annotated[str, _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT.")]
+SchedulerAddress = Annotated[
+    str, _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT or unix:/PATH.")
+]
+SocketPath = Annotated[
+    str | None,
+    _option("--uds", "Unix socket to listen on besides the port. Default: none.", metavar="PATH"),
+]
 MetricsHost = Annotated[str, _option("--metrics-host", "Address of this service's /metrics.")]
 MetricsPort = Annotated[
     int | None, _option("--metrics-port", "Port of this service's /metrics. Default: none.", min=1, max=65535)
@@ -106,6 +129,60 @@ SchedulerMetricsPort = Annotated[
     int | None,
     _option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", min=1, max=65535),
 ]
+Simulate = Annotated[
+    str | None,
+    _option(
+        "--simulate",
+        "Load no model: draw arbitrary tokens in the time a roofline says, such as h200:llama-3-8b, "
+        "h200:llama-3-70b:tp4 or fixed:2ms.",
+        metavar="PROFILE",
+    ),
+]
+TraceOption = Annotated[
+    str,
+    _option("--trace", "azure-conv-excerpt, mooncake-conv-excerpt, sharegpt, alpaca, or a file of an Azure (CSV) or "
+            "Mooncake (JSON lines) trace, also with .gz."),
+]  # fmt: skip
+GpuOption = Annotated[str, _option("--gpu", f"One of {', '.join(GPUS)}.")]
+SimulatedModel = Annotated[str, _option("--model", f"One of {', '.join(MODELS)}.")]
+TensorParallelSize = Annotated[int, _option("--tensor-parallel-size", "GPUs that share one worker's model.", min=1)]
+NumWorkers = Annotated[int, _option("--num-workers", "Workers behind the scheduler.", min=1)]
+SimulatedModelLen = Annotated[
+    int | None,
+    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k, also beyond the model's, its default.",
+            parser=parse_size, metavar="TOKENS"),
+]  # fmt: skip
+SimulatedKvMemory = Annotated[
+    int | None,
+    _option("--kv-cache-memory-bytes", "KV memory of a worker, such as 2GiB. Default: what the weights leave.",
+            parser=parse_size, metavar="BYTES"),
+]  # fmt: skip
+KvPolicyOption = Annotated[
+    KvPolicy, _option("--kv-policy", "KV memory in blocks, or for comparison in one piece for each sequence.")
+]
+AllocatorOption = Annotated[Allocator, _option("--allocator", "Where pieces go when KV memory is not paged.")]
+MaxTokens = Annotated[
+    int, _option("--max-tokens", "Most output tokens that requests ask for; they end as in the trace.", min=1)
+]
+HopLatency = Annotated[
+    float, _option("--hop-latency", "Seconds from scheduler to worker and back, beside the step.", min=0.0)
+]
+NumRequests = Annotated[
+    int | None, _option("--num-requests", "Requests to take. Default: all of a trace, 1000 of a dataset.", min=1)
+]
+RequestRate = Annotated[
+    float | None, _option("--request-rate", "Mean requests per second. Default: the trace's; 2 for a dataset.")
+]
+TimeScale = Annotated[float | None, _option("--time-scale", "Arrivals so many times as far apart.")]
+LengthScale = Annotated[float, _option("--length-scale", "Prompts and outputs so many times as long.")]
+Tenants = Annotated[
+    str, _option("--tenants", "Give requests to tenants at random, by weights such as a=1,b=10.", metavar="WEIGHTS")
+]
+Seed = Annotated[int, _option("--seed", "Of lengths and arrivals that are made up, and of tenants.", min=0)]
+PlotFile = Annotated[
+    str | None, _option("--plot", "Draw memory, load and latency over time to a .png or .svg file.", metavar="FILE")
+]
+JsonFile = Annotated[str | None, _option("--json", "Write the figures to this file.", metavar="FILE")]
 WorkerId = Annotated[str, _option("--worker-id", "Name of this worker, unique at its scheduler.")]
 EndWithParent = Annotated[
     bool,
@@ -120,3 +197,10 @@ DrainTimeout = Annotated[
     _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM or Ctrl-C.", min=0.0),
 ]
 LogLevelOption = Annotated[LogLevel, _option("--log-level", "Least severe log lines to write.")]
+Record = Annotated[
+    str | None,
+    _option("--record", "File for all that the scheduler is told and plans, prompts included; see docs/replay.md.",
+            metavar="FILE"),
+]  # fmt: skip
+Recording = Annotated[str, typer.Argument(help="File that `--record` wrote.", metavar="FILE", show_default=False)]
+Until = Annotated[int | None, _option("--until", "Stop after so many plans. Default: at the end.", min=1)]

@@ -29,6 +29,7 @@ _GRPC_STATUS: tuple[tuple[type[PageloomError], grpc.StatusCode], ...] = (
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (EngineError, grpc.StatusCode.INTERNAL),
 )
+_STATUS_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 # Trailing metadata: the machine-readable code of an error of ours, and the request field at fault.
 CODE_METADATA_KEY = "pageloom-code"
@@ -52,7 +53,16 @@ def from_grpc_error(error: grpc.aio.AioRpcError) -> PageloomError:
     if error.code() is grpc.StatusCode.UNAVAILABLE and ours is None:
         # Not the scheduler's word but gRPC's, about a connection.
         return Unavailable(f"the scheduler cannot be reached: {message}")
+    return _error_of(error.code(), message, None if param is None else str(param))
+
+
+def error_from_number(number: int, message: str, param: str | None) -> PageloomError:
+    """The typed error of a status that came as a number inside a message."""
+    return _error_of(_STATUS_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), message, param)
+
+
+def _error_of(code: grpc.StatusCode, message: str, param: str | None) -> PageloomError:
     for error_type, status in _GRPC_STATUS:
-        if error.code() is status:
-            return error_type(message, param=None if param is None else str(param))
+        if code is status:
+            return error_type(message, param=param)
     return EngineError(message)

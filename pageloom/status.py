@@ -16,9 +16,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerReady:
-    """The scheduler listens at `address`, "host:port"."""
+    """The scheduler listens at `address`, "host:port", and perhaps at `socket_address`, "unix:/path"."""
 
     address: str
+    socket_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

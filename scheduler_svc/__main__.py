@@ -10,14 +10,15 @@ import structlog
 import uvloop
 
 from pageloom.config import SchedulerConfig
+from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.status import SchedulerReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging, start_metrics_server
-from scheduler_svc.core import Limits
+from scheduler_svc.core import Limits, Scheduler
 from scheduler_svc.driver import Driver
 from scheduler_svc.engine_service import EngineService
 from scheduler_svc.metrics import SchedulerMetrics
-from scheduler_svc.server import Health, build_server, listen
+from scheduler_svc.server import Health, build_server, listen, listen_unix
 from scheduler_svc.worker_service import WorkerService
 
 log = structlog.get_logger()
@@ -28,14 +29,14 @@ _CLOSE_GRACE_S = 1.0
 
 async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
     """Runs the scheduler until it is told to stop."""
-    limits = Limits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_queued_seqs=config.max_num_queued_seqs,
-        enable_prefix_caching=config.enable_prefix_caching,
-    )
     health = Health()
-    driver = Driver(limits, SchedulerMetrics(), health.set_engine_serving, config.step_timeout_s)
+    driver = Driver(
+        Scheduler(_limits(config)),
+        SchedulerMetrics(),
+        health.set_engine_serving,
+        config.step_timeout_s,
+        config.drain_timeout_s,
+    )
     worker_service = WorkerService(
         driver,
         # Above every epoch of a scheduler that ran here before, as long as attachments are rarer than milliseconds.
@@ -44,16 +45,17 @@ async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     server = build_server(EngineService(driver), worker_service, health)
-    address = listen(server, config.host, config.port)
     if config.metrics_port is not None:
         start_metrics_server(config.metrics_host, config.metrics_port)
+    address = listen(server, config.host, config.port)
+    socket_address = None if config.socket_path is None else listen_unix(server, config.socket_path)
     await server.start()
     # What start-up made lives as long as the process; the collector need not look at it in mid-step.
     gc.collect()
     gc.freeze()
     await health.start()
-    log.info("listening", address=address)
-    parent.report(SchedulerReady(address=address))
+    log.info("listening", address=address, socket_address=socket_address)
+    parent.report(SchedulerReady(address=address, socket_address=socket_address))
 
     async def drain(timeout_s: float) -> None:
         await driver.drain(timeout_s)
@@ -62,7 +64,24 @@ async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
     async def run() -> None:
         await server.wait_for_termination()
 
-    await run_until_stopped(parent, run(), drain, config.drain_timeout_s)
+    try:
+        await run_until_stopped(parent, run(), drain, config.drain_timeout_s)
+    finally:
+        # Removes the unix socket however the run ended.
+        await server.stop(None)
+
+
+def _limits(config: SchedulerConfig) -> Limits:
+    return Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_queued_seqs=config.max_num_queued_seqs,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_num_steps_in_flight=config.max_num_steps_in_flight,
+        scheduling_policy=SchedulingPolicy(config.scheduling_policy),
+        placement=Placement(config.placement),
+        priority_ageing_s=config.priority_ageing_s,
+    )
 
 
 if __name__ == "__main__":

@@ -16,67 +16,86 @@ import structlog
 
 from pageloom import __version__
 from pageloom.errors import DuplicateRequest, EngineError, Unavailable
-from pageloom.plan import BatchPlan
+from pageloom.plan import StepResult
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
-from scheduler_svc.core import Emission, Limits, Scheduler
+from pageloom.timeline import Timeline
+from scheduler_svc.core import Ending, NewTokens, Scheduler
 from scheduler_svc.metrics import SchedulerMetrics
-from scheduler_svc.outbox import Outbox
-from scheduler_svc.worker_link import WorkerLeft, WorkerLink, WorkerLost
+from scheduler_svc.outbox import Reader
+from scheduler_svc.pace import Pace
+from scheduler_svc.worker_link import WorkerLink, WorkerLost
 
 log = structlog.get_logger()
 
 # What slow readers get to take the events that end their requests.
 _LAST_EVENTS_GRACE_S = 1.0
+# How often the metrics get new figures at most: making them costs as much as a plan.
+_PUBLISH_INTERVAL_S = 0.1
 
 
 class Driver:
-    """Owns the core, the outboxes, and who is attached. `announce` is told whether requests can run."""
+    """Owns the core, the readers, and who is attached. `announce` is told whether requests can run."""
 
     def __init__(
         self,
-        limits: Limits,
+        core: Scheduler,
         metrics: SchedulerMetrics,
         announce: Callable[[bool], Awaitable[None]],
         step_timeout_s: float,
+        drain_timeout_s: float,
     ) -> None:
-        self._step_timeout_s = step_timeout_s
-        self._limits = limits
-        self._core = Scheduler(limits)
+        self._core = core
         self._metrics = metrics
         self._announce = announce
-        self._outboxes: dict[str, Outbox] = {}
+        self._step_timeout_s = step_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+        # Of each open request its choices' keys; of each key the reader, and the choice's index there.
+        self._requests: dict[str, tuple[int, ...]] = {}
+        self._readers: dict[int, tuple[Reader, int]] = {}
         self._links: dict[str, WorkerLink] = {}
         self._draining = False
+        self._publishing = False
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def submit(self, request: GenerateRequest) -> Outbox:
-        """Queues a request. Raises the PageloomErrors of Scheduler.submit, or Unavailable while draining."""
+    def submit(self, request: GenerateRequest, reader: Reader) -> None:
+        """Queues a request, whose events go to `reader`, until `close`.
+
+        Raises the PageloomErrors of Scheduler.submit, or Unavailable while draining.
+        """
         if self._draining:
             raise Unavailable("the scheduler is shutting down")
-        if request.request_id in self._outboxes:
+        if request.request_id in self._requests:
             raise DuplicateRequest(f"request_id {request.request_id!r} is still running", param="request_id")
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=secrets.randbits(64)))
-        self._core.submit(request, time.monotonic())
-        outbox = self._outboxes[request.request_id] = Outbox(request.n)
+        keys = self._core.submit(request, time.monotonic())
+        self._requests[request.request_id] = keys
+        for choice_index, key in enumerate(keys):
+            self._readers[key] = (reader, choice_index)
         self._idle.clear()
-        self._metrics.publish(self._core.stats())
+        if request.deadline_s is not None:
+            asyncio.get_running_loop().call_later(request.deadline_s, self._expire)
+        self._publish_soon()
         self._wake_workers()
-        return outbox
 
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         """Ends some choices (none named: all); finished and unknown ones are ignored."""
-        self._deliver(self._core.cancel(request_id, choice_indexes))
-        self._metrics.publish(self._core.stats())
-        self._wake_workers()
+        if endings := self._core.cancel(request_id, choice_indexes, now=time.monotonic()):
+            self._deliver_endings(endings)
+            self._wake_workers()
 
     def close(self, request_id: str) -> None:
-        """The request's reader is gone: cancels what still runs and drops its outbox."""
+        """The request's reader is gone: cancels what still runs and forgets it."""
+        for key in self._requests.pop(request_id):
+            self._readers.pop(key, None)
         self.cancel(request_id)
-        del self._outboxes[request_id]
-        if not self._outboxes:
+        if not self._requests:
             self._idle.set()
+
+    def timelines(self, request_id: str) -> tuple[Timeline, ...] | None:
+        """Where the time of a request's choices went; None if it is unknown or forgotten."""
+        return self._core.timelines(request_id)
 
     async def attach(self, link: WorkerLink) -> None:
         """Makes a worker's memory available. Raises InvalidRequest if its model is not the one that is served,
@@ -89,54 +108,45 @@ class Driver:
                 raise DuplicateRequest(f"a worker named {worker_id!r} is attached already")
             earlier.supersede()
             await earlier.detached.wait()
-        self._deliver(self._core.attach(link.hello, link.epoch))
+        self._deliver_endings(self._core.attach(link.hello, link.epoch, time.monotonic()))
         self._links[worker_id] = link
 
     async def detach(self, link: WorkerLink) -> None:
         """The worker is gone: its requests go back to the queue with the tokens they have."""
         worker_id = link.hello.worker_id
         del self._links[worker_id]
-        self._deliver(self._core.abandon(worker_id))
-        self._metrics.publish(self._core.stats())
+        self._deliver_endings(self._core.abandon(worker_id, time.monotonic()))
+        self._publish_soon()
         self._wake_workers()
         link.detached.set()
         await self._announce(self._serving)
 
     async def drive(self, link: WorkerLink) -> None:
-        """Runs one attached worker. Raises WorkerLost when it fails, WorkerLeft once it may go."""
-        worker_id = link.hello.worker_id
+        """Runs one attached worker until it is sent away. Raises WorkerLost when it fails."""
+        worker_id, pace = link.hello.worker_id, Pace()
         await self._announce(self._serving)
-        while not link.departing:
-            plan = self._core.plan(worker_id, time.monotonic())
-            self._metrics.publish(self._core.stats())
-            if plan is None:
-                await link.wait_for_work()
-            else:
-                await self._step(link, plan)
-        raise WorkerLeft
+        while True:
+            if link.leave_at is not None:
+                self._core.drain(worker_id, time.monotonic())
+                if self._may_go(link):
+                    break
+            await link.wait(self._send_plans(link, pace))
+            for result, duration_s in link.take_results():
+                self._commit(link, result, duration_s, pace)
+        link.send_away()
+        # Its end of the stream decides: `receive` ends the call, or `watch` if it hangs.
+        await asyncio.Event().wait()
 
-    async def _step(self, link: WorkerLink, plan: BatchPlan) -> None:
-        worker_id = link.hello.worker_id
-        facts = self._core.step_facts(worker_id)
-        if facts.num_preempted:
-            # Back in the queue, they may run elsewhere.
-            self._wake_workers()
-        started_s = time.monotonic()
-        result = await link.execute(plan, self._step_timeout_s)
-        now_s = time.monotonic()
-        try:
-            emissions = self._core.commit(worker_id, result, now_s)
-        except EngineError as error:
-            raise WorkerLost(error.message) from error
-        self._metrics.observe_step(facts, now_s - started_s, result.duration_s)
-        self._deliver(emissions)
-
-    @property
-    def _serving(self) -> bool:
-        return bool(self._links) and not self._draining
+    async def drain_worker(self, worker_id: str, timeout_s: float | None) -> bool:
+        """Sends a worker away once what it runs has finished, or after `timeout_s`; False if there is none."""
+        link = self._links.get(worker_id)
+        if link is None:
+            return False
+        link.leave(self._drain_timeout_s if timeout_s is None else timeout_s, stop=True)
+        return True
 
     def info(self) -> EngineInfo:
-        stats = self._core.stats()
+        stats, limits = self._core.stats(), self._core.limits
         return EngineInfo(
             version=__version__,
             model=self._core.model,
@@ -146,13 +156,15 @@ class Driver:
                     epoch=worker.epoch,
                     cache=worker.cache,
                     num_free_blocks=worker.num_free_blocks,
+                    num_running=worker.num_running,
+                    draining=worker.draining,
                 )
                 for worker in stats.workers
             ),
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
-            max_num_seqs=self._limits.max_num_seqs,
-            max_num_batched_tokens=self._limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
             draining=self._draining,
         )
 
@@ -162,11 +174,75 @@ class Driver:
         self._draining = True
         await self._announce(False)
         if not await self._becomes_idle(timeout_s):
-            log.warning("drain timed out", open_requests=len(self._outboxes))
-            self._deliver(self._core.end_all("the scheduler is shutting down"))
+            log.warning("drain timed out", open_requests=len(self._requests))
+            self._deliver_endings(self._core.end_all("the scheduler is shutting down", time.monotonic()))
             await self._becomes_idle(_LAST_EVENTS_GRACE_S)
         for link in tuple(self._links.values()):
-            link.drain()
+            link.leave(0.0, stop=False)
+
+    @property
+    def max_num_steps_in_flight(self) -> int:
+        """Plans that a worker may have at one time."""
+        return self._core.limits.max_num_steps_in_flight
+
+    @property
+    def _serving(self) -> bool:
+        return any(link.leave_at is None for link in self._links.values()) and not self._draining
+
+    def _may_go(self, link: WorkerLink) -> bool:
+        assert link.leave_at is not None
+        worker_id = link.hello.worker_id
+        if self._core.num_in_flight(worker_id):
+            return False
+        return self._core.is_idle(worker_id) or time.monotonic() >= link.leave_at
+
+    def _send_plans(self, link: WorkerLink, pace: Pace) -> float | None:
+        """Sends what may be sent now. Returns how long to wait for an event; None: as long as it takes.
+
+        Raises WorkerLost if a result is overdue: a worker whose model hangs still sends heartbeats.
+        """
+        worker_id, now_s = link.hello.worker_id, time.monotonic()
+        if link.leave_at is not None and now_s >= link.leave_at:
+            return self._until_overdue(link, now_s)
+        while self._core.num_in_flight(worker_id) < self._core.limits.max_num_steps_in_flight:
+            facts, since_s = self._core.last_step_facts(worker_id), link.working_since_s
+            if facts is not None and since_s is not None and (delay_s := since_s + pace.delay_s(facts) - now_s) > 0:
+                return delay_s
+            plan = self._core.plan(worker_id, now_s)
+            if plan is None:
+                break
+            link.send(plan)
+            self._publish_soon()
+        if link.leave_at is not None:
+            return link.leave_at - now_s
+        return self._until_overdue(link, now_s)
+
+    def _until_overdue(self, link: WorkerLink, now_s: float) -> float | None:
+        if link.working_since_s is None:
+            return None
+        left_s = link.working_since_s + self._step_timeout_s - now_s
+        if left_s <= 0:
+            raise WorkerLost(f"it gave no result of its oldest step for {self._step_timeout_s:g} s")
+        return left_s
+
+    def _commit(self, link: WorkerLink, result: StepResult, duration_s: float, pace: Pace) -> None:
+        try:
+            committed = self._core.commit(link.hello.worker_id, result, time.monotonic())
+        except EngineError as error:
+            raise WorkerLost(error.message) from error
+        if committed.facts is not None:
+            self._metrics.observe_step(committed.facts, duration_s, result.duration_s)
+            pace.observe(committed.facts, result.duration_s)
+            if committed.facts.num_preempted:
+                # Back in the queue, they may run elsewhere.
+                self._wake_workers()
+        self._deliver_tokens(committed.tokens)
+        self._deliver_endings(committed.endings)
+
+    def _expire(self) -> None:
+        if endings := self._core.expire(time.monotonic()):
+            self._deliver_endings(endings)
+            self._wake_workers()
 
     async def _becomes_idle(self, timeout_s: float) -> bool:
         try:
@@ -176,13 +252,29 @@ class Driver:
             return False
         return True
 
-    def _deliver(self, emissions: Iterable[Emission]) -> None:
-        for emission in emissions:
-            outbox = self._outboxes.get(emission.request_id)
-            if outbox is not None:
-                outbox.put(emission.event)
-            if emission.facts is not None:
-                self._metrics.observe_finished(emission.facts)
+    def _deliver_tokens(self, tokens: NewTokens) -> None:
+        # Once for each running choice in each step: this loop bounds the token rate.
+        readers, logprobs = self._readers, tokens.logprobs
+        columns = zip(tokens.keys.tolist(), tokens.first_indexes.tolist(), tokens.token_ids.tolist(), strict=True)
+        for key, first_index, token_id in columns:
+            reader, choice_index = readers[key]
+            reader.put_token(choice_index, first_index, token_id, logprobs.get(key) if logprobs else None)
+
+    def _deliver_endings(self, endings: Iterable[Ending]) -> None:
+        for ending in endings:
+            self._metrics.observe_finished(ending.facts)
+            place = self._readers.pop(ending.key, None)
+            if place is not None:
+                place[0].put_finished(ending.event)
+
+    def _publish_soon(self) -> None:
+        if not self._publishing:
+            self._publishing = True
+            asyncio.get_running_loop().call_later(_PUBLISH_INTERVAL_S, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = False
+        self._metrics.publish(self._core.stats())
 
     def _wake_workers(self) -> None:
         for link in self._links.values():

@@ -1,4 +1,4 @@
-"""The scheduler's gRPC server: Engine, Worker, health and reflection on one port."""
+"""The scheduler's gRPC server: Engine, Worker, health and reflection on a port and a unix socket."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pageloom.errors import StartupError
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc, worker_pb2, worker_pb2_grpc
 from pageloom.rpc_channel import create_server
 from scheduler_svc.engine_service import EngineService
+from scheduler_svc.socket_path import claim_socket_path
 from scheduler_svc.worker_service import WorkerService
 
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
@@ -54,3 +55,14 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
     if bound == 0:
         raise StartupError(f"port {port} on {host} cannot be opened: it is in use, or the address is not this host's")
     return f"{host}:{bound}"
+
+
+def listen_unix(server: grpc.aio.Server, path: str) -> str:
+    """Binds a unix socket and returns "unix:/path"; the server removes it when it stops. Raises StartupError if the
+    path cannot be had."""
+    path = claim_socket_path(path)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError:
+        raise StartupError(f"--uds: {path} cannot be opened; may this user write to its directory?") from None
+    return f"unix:{path}"

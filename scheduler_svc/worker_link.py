@@ -1,18 +1,17 @@
-"""One attached worker: send a plan, await its result, notice its loss."""
+"""One attached worker: send it plans, take their results in order, notice its loss."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from pageloom import wire
 from pageloom.plan import BatchPlan, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
 
-# Plans are sent one at a time, so a worker that fills this speaks another protocol.
-_MAX_WAITING_RESULTS = 4
-# Welcome, one plan and Drain: this never fills.
+# Welcome, Drain, and no more plans than may be in flight: this never fills.
 _MAX_OUTGOING = 8
 
 
@@ -21,11 +20,11 @@ class WorkerLost(Exception):
 
 
 class WorkerLeft(Exception):
-    """The worker asked to leave, or was sent away, and has nothing in flight."""
+    """The worker asked to leave, or was sent away, and is gone."""
 
 
 class WorkerLink:
-    """The scheduler's end of one Attach stream. `execute` is for one caller at a time."""
+    """The scheduler's end of one Attach stream; the driver's `drive` is the only one that sends plans."""
 
     def __init__(
         self,
@@ -36,21 +35,29 @@ class WorkerLink:
     ) -> None:
         self.hello = hello
         self.epoch = epoch
-        self.departing = False
+        # When it has to be gone, if it leaves; and whether its process is to end then.
+        self.leave_at: float | None = None
+        self.stop = False
+        self.detached = asyncio.Event()
         self._last_step = 0
-        self._work_arrived = asyncio.Event()
         self._messages = messages
         self._write = write
         # One task writes: a call takes one write at a time, and a drain may coincide with a plan.
         self._outgoing: asyncio.Queue[worker_pb2.AttachResponse] = asyncio.Queue(_MAX_OUTGOING)
         self._superseded = asyncio.Event()
-        self.detached = asyncio.Event()
-        self._results: asyncio.Queue[StepResult] = asyncio.Queue(_MAX_WAITING_RESULTS)
+        # Steps whose results are due, with the time from when the worker can have worked at each.
+        self._due: deque[tuple[int, float]] = deque()
+        self._results: deque[tuple[StepResult, float]] = deque()
+        self._happened = asyncio.Event()
         self._last_heard_s = time.monotonic()
 
-    def welcome(self, heartbeat_interval_s: float) -> None:
+    def welcome(self, heartbeat_interval_s: float, max_num_steps_in_flight: int) -> None:
         """The first message down."""
-        message = worker_pb2.Welcome(epoch=self.epoch, heartbeat_interval_s=heartbeat_interval_s)
+        message = worker_pb2.Welcome(
+            epoch=self.epoch,
+            heartbeat_interval_s=heartbeat_interval_s,
+            max_num_steps_in_flight=max_num_steps_in_flight,
+        )
         self._outgoing.put_nowait(worker_pb2.AttachResponse(welcome=message))
 
     async def write_all(self) -> None:
@@ -58,38 +65,51 @@ class WorkerLink:
         while True:
             await self._write(await self._outgoing.get())
 
-    async def execute(self, plan: BatchPlan, timeout_s: float) -> StepResult:
-        """Sends a plan and returns its result. Raises WorkerLost if there is none within `timeout_s`: a worker
-        whose model hangs still sends heartbeats."""
+    def send(self, plan: BatchPlan) -> None:
+        self._due.append((plan.step, time.monotonic()))
         self._outgoing.put_nowait(worker_pb2.AttachResponse(plan=wire.plan_to_proto(plan)))
+
+    @property
+    def working_since_s(self) -> float | None:
+        """From when it can have worked at the oldest step whose result is due; None if none is."""
+        return self._due[0][1] if self._due else None
+
+    def take_results(self) -> list[tuple[StepResult, float]]:
+        """What has come since the last call, each with the seconds from when the worker could have begun."""
+        results = list(self._results)
+        self._results.clear()
+        return results
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Until a result comes, `wake` is called, or so much time has passed."""
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    result = await self._results.get()
-                    if (result.epoch, result.step) == (plan.epoch, plan.step):
-                        return result
+                await self._happened.wait()
         except TimeoutError:
-            raise WorkerLost(f"it gave no result of step {plan.step} for {timeout_s:g} s") from None
+            return
+        self._happened.clear()
 
-    def drain(self) -> None:
-        """Tells the worker that no plans will come; it then closes its stream."""
-        self.departing = True
-        self._outgoing.put_nowait(worker_pb2.AttachResponse(drain=worker_pb2.Drain()))
+    def wake(self) -> None:
+        """There may be work, or a reason to go."""
+        self._happened.set()
+
+    def leave(self, timeout_s: float, *, stop: bool) -> None:
+        """It is to go when it has nothing left to run, or after `timeout_s`."""
+        leave_at = time.monotonic() + timeout_s
+        self.leave_at = leave_at if self.leave_at is None else min(self.leave_at, leave_at)
+        self.stop |= stop
+        self.wake()
+
+    def send_away(self) -> None:
+        """No plans will come: it then closes its stream."""
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(drain=worker_pb2.Drain(stop=self.stop)))
 
     def supersede(self) -> None:
         """The same process has dialled again, so this stream is dead: makes `watch` raise WorkerLost."""
         self._superseded.set()
 
-    def wake(self) -> None:
-        """There may be work, or a reason to go: `wait_for_work` returns."""
-        self._work_arrived.set()
-
-    async def wait_for_work(self) -> None:
-        await self._work_arrived.wait()
-        self._work_arrived.clear()
-
     async def receive(self) -> None:
-        """Reads the worker's messages until it is gone. Raises WorkerLost, or WorkerLeft if it was departing."""
+        """Reads the worker's messages until it is gone. Raises WorkerLost, or WorkerLeft if it was leaving."""
         async for message in self._messages:
             self._last_heard_s = time.monotonic()
             kind = message.WhichOneof("message")
@@ -98,21 +118,30 @@ class WorkerLink:
             elif kind == "heartbeat":
                 self._last_step = message.heartbeat.step
             elif kind == "leaving":
-                self.departing = True
-                self.wake()
+                self.leave(max(0.0, message.leaving.timeout_s), stop=False)
             else:
                 raise WorkerLost(f"it sent {kind or 'an empty message'} where a result or heartbeat was due")
-        if self.departing:
+        if self.leave_at is not None:
             raise WorkerLeft
         raise WorkerLost("it closed its stream")
 
     def _take(self, message: worker_pb2.StepResult) -> None:
         try:
-            self._results.put_nowait(wire.result_from_proto(message))
-        except asyncio.QueueFull:
-            raise WorkerLost("it sent results that nobody asked for") from None
+            result = wire.result_from_proto(message)
         except ValueError as error:
             raise WorkerLost(f"it sent a malformed result: {error}") from None
+        if result.epoch != self.epoch:
+            return
+        if not self._due or result.step != self._due[0][0]:
+            raise WorkerLost(f"it sent the result of step {result.step}, which was not due")
+        now_s = time.monotonic()
+        _, since_s = self._due.popleft()
+        self._results.append((result, now_s - since_s))
+        if self._due:
+            # It cannot have worked at the next one before.
+            step, sent_s = self._due[0]
+            self._due[0] = (step, max(sent_s, now_s))
+        self._happened.set()
 
     async def watch(self, timeout_s: float) -> None:
         """Raises WorkerLost after `timeout_s` of silence, or once superseded. HTTP/2 pings would not do: a peer

@@ -29,7 +29,7 @@ CORE_ALLOWED = {
     "itertools", "math", "operator", "struct", "types", "typing",
     "numpy", "numpy.typing",
     "pageloom.errors", "pageloom.outputs", "pageloom.plan", "pageloom.requests",
-    "pageloom.sampling_params", "pageloom.timeline",
+    "pageloom.policies", "pageloom.sampling_params", "pageloom.timeline",
 }  # fmt: skip
 # Generated code is untyped at heart, so few files may touch it.
 RPC_USERS = {

@@ -1,5 +1,7 @@
 """The command line: documented options, environment twins, sizes, errors that name the flag."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from typer.testing import CliRunner
 
 from pageloom import __version__
 from pageloom.cli import app
+from pageloom.config import SchedulerConfig, WorkerConfig
+from pageloom.errors import InvalidConfig
 from pageloom.options import parse_size
 
 ROOT = Path(__file__).parent.parent
@@ -70,3 +74,59 @@ def test_an_unknown_flag_gets_a_suggestion(command: str):
     outcome = run(app, [command, "--log-levle", "info"])
     assert outcome.exit_code == 2
     assert "--log-level" in outcome.output
+
+
+@pytest.mark.parametrize("command", ["serve", "scheduler"])
+@pytest.mark.parametrize(
+    ("flag", "value", "accepted"),
+    [
+        ("--max-steps-in-flight", "3", "1<=x<=2"),
+        ("--scheduling-policy", "lifo", "'fcfs', 'priority', 'fair'"),
+        ("--placement", "random", "'cache-aware', 'least-loaded', 'round-robin'"),
+        ("--priority-ageing", "soon", "not a valid float"),
+    ],
+)
+def test_a_bad_value_is_answered_with_the_accepted_ones(command: str, flag: str, value: str, accepted: str):
+    outcome = run(app, [command, flag, value])
+    assert outcome.exit_code == 2
+    assert flag in outcome.output
+    assert accepted in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_num_steps_in_flight": 0}, ["--max-steps-in-flight", "1 or 2", "not 0"]),
+        ({"scheduling_policy": "lifo"}, ["--scheduling-policy", "fcfs, priority, fair", "not lifo"]),
+        ({"placement": "cache_aware"}, ["--placement", "cache-aware, least-loaded, round-robin"]),
+        ({"priority_ageing_s": 0.0}, ["--priority-ageing", "above 0", "not 0"]),
+        ({"priority_ageing_s": float("nan")}, ["--priority-ageing", "nan"]),
+    ],
+)
+def test_scheduler_settings_are_checked_without_a_command_line_too(fields: dict[str, Any], words: list[str]):
+    with pytest.raises(InvalidConfig) as caught:
+        SchedulerConfig(**fields)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_options_reach_the_service(monkeypatch: pytest.MonkeyPatch):
+    """What `pageloom scheduler` and `pageloom worker` become, read back as the service would."""
+    settings: list[str] = []
+    monkeypatch.setattr("os.execve", lambda _path, arguments, _environment: settings.append(arguments[-1]))
+    monkeypatch.setenv("PAGELOOM_PRIORITY_AGEING", "7.5")
+    run(app, ["scheduler", "--uds", "/run/s.sock", "--max-steps-in-flight", "1", "--scheduling-policy", "fcfs",
+              "--placement", "round-robin"])  # fmt: skip
+    run(app, ["worker", "--scheduler", "unix:/run/s.sock", "--shutdown-timeout", "3"])
+    scheduler, worker = SchedulerConfig.from_json(settings[0]), WorkerConfig.from_json(settings[1])
+    assert (scheduler.socket_path, scheduler.max_num_steps_in_flight) == ("/run/s.sock", 1)
+    assert (scheduler.scheduling_policy, scheduler.placement) == ("fcfs", "round-robin")
+    assert scheduler.priority_ageing_s == 7.5
+    assert (worker.scheduler_address, worker.drain_timeout_s) == ("unix:/run/s.sock", 3.0)
+
+
+def test_a_setting_that_cannot_be_is_one_line():
+    command = [sys.executable, "-m", "pageloom", "scheduler", "--priority-ageing", "0"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert outcome.returncode == 1
+    assert outcome.stderr == "pageloom: --priority-ageing must be above 0 seconds, not 0\n"

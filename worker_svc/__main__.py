@@ -13,16 +13,25 @@ from pageloom.status import Loading, WorkerReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging, start_metrics_server
 from worker_svc.metrics import WorkerMetrics
-from worker_svc.runner import ModelRunner, load_runner
 from worker_svc.service import AttachLoop
+from worker_svc.simulated import simulated_runner
+from worker_svc.step_thread import Runner
 
 log = structlog.get_logger()
 
 
 def main(config: WorkerConfig, parent: ParentLink) -> None:
+    runner = simulated_runner(config) if config.simulate is not None else _model_runner(config, parent)
+    uvloop.run(_serve(config, parent, runner))
+
+
+def _model_runner(config: WorkerConfig, parent: ParentLink) -> Runner:
+    # It imports torch, which takes seconds and which a simulated worker can do without.
+    from worker_svc.runner import load_runner
+
     runner = load_runner(config, LoadProgress(parent).report)
     runner.warm_up()
-    uvloop.run(_serve(config, parent, runner))
+    return runner
 
 
 class LoadProgress:
@@ -42,7 +51,7 @@ class LoadProgress:
             log.info("loading weights", percent=10 * tenths, total_bytes=total_bytes)
 
 
-async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) -> None:
+async def _serve(config: WorkerConfig, parent: ParentLink, runner: Runner) -> None:
     metrics = WorkerMetrics(runner.model_info, runner.cache_info)
     if config.metrics_port is not None:
         start_metrics_server(config.metrics_host, config.metrics_port)
@@ -57,7 +66,7 @@ async def _serve(config: WorkerConfig, parent: ParentLink, runner: ModelRunner) 
     loop = AttachLoop(
         runner, config.scheduler_address, config.worker_id, metrics, on_attached=lambda: parent.report(ready)
     )
-    await run_until_stopped(parent, loop.serve(), loop.stop, drain_timeout_s=0.0)
+    await run_until_stopped(parent, loop.serve(), loop.stop, config.drain_timeout_s)
 
 
 if __name__ == "__main__":

@@ -5,38 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
-from typing import Protocol
 
 import grpc
 
 from pageloom import wire
 from pageloom.errors import EngineError
-from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
+from pageloom.plan import BatchPlan, StepResult
 from pageloom.rpc.v1 import worker_pb2
 from worker_svc.metrics import WorkerMetrics
+from worker_svc.step_thread import Runner, StepThread, StepTimes
 
 AttachCall = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
 
-# Results wait for a plan each and heartbeats are rare, so this fills only if nobody reads.
-_MAX_OUTGOING = 64
-
-
-class Runner(Protocol):
-    """What runs plans: the model, or anything that keeps to the plan's semantics."""
-
-    @property
-    def model_info(self) -> ModelInfo: ...
-
-    @property
-    def cache_info(self) -> CacheInfo: ...
-
-    @property
-    def max_num_seqs(self) -> int: ...
-
-    @property
-    def max_num_batched_tokens(self) -> int: ...
-
-    def step(self, plan: BatchPlan) -> StepResult: ...
+# Beside the results: one heartbeat, a Leaving for each signal, the end.
+_NUM_OTHER_OUTGOING = 8
 
 
 class ProtocolBroken(Exception):
@@ -44,8 +26,8 @@ class ProtocolBroken(Exception):
 
 
 class Attachment:
-    """Runs the plans of one epoch. The model runs in `thread`, so that the event loop always
-    answers: a blocked loop would look like a dead worker."""
+    """Runs the plans of one epoch. The model runs in `thread`, so that the event loop always answers (a blocked
+    loop would look like a dead worker), and with the next plan at hand it does not wait for the loop either."""
 
     def __init__(
         self, call: AttachCall, welcome: worker_pb2.Welcome, runner: Runner, thread: Executor, metrics: WorkerMetrics
@@ -53,72 +35,95 @@ class Attachment:
         self._call = call
         self._epoch = welcome.epoch
         self._heartbeat_interval_s = welcome.heartbeat_interval_s
-        self._runner = runner
-        self._thread = thread
+        # A scheduler that does not say sends one plan at a time.
+        self._max_num_in_flight = welcome.max_num_steps_in_flight or 1
         self._metrics = metrics
-        self._step = 0
-        # One task writes: a call takes one write at a time, and results and heartbeats may coincide.
-        self._outgoing: asyncio.Queue[worker_pb2.AttachRequest | None] = asyncio.Queue(_MAX_OUTGOING)
+        self._steps = StepThread(runner, thread, self._deliver)
+        self._last_planned_step = 0
+        self._last_sent_step = 0
+        self._drain: worker_pb2.Drain | None = None
+        # One task writes: a call takes one write at a time, and results and heartbeats may coincide. It never
+        # fills, because a plan is in flight until its result leaves this queue.
+        self._outgoing: asyncio.Queue[worker_pb2.AttachRequest | None] = asyncio.Queue(
+            self._max_num_in_flight + _NUM_OTHER_OUTGOING
+        )
 
-    async def run(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
-        """Returns when the scheduler has drained this worker or let it leave.
+    async def run(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> bool:
+        """Returns when the scheduler has ended the call: whether it told this worker to stop for good.
 
-        Raises ProtocolBroken or AioRpcError.
+        Raises ProtocolBroken or AioRpcError. The step at hand may still run then; nothing comes of it.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                helpers = (group.create_task(self._write_all()), group.create_task(self._send_heartbeats()))
-                await self._run_plans(messages)
+                helpers = [
+                    group.create_task(helper) for helper in (self._run_steps(), self._write_all(), self._heartbeats())
+                ]
+                await self._receive(messages)
                 for helper in helpers:
                     helper.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        return self._drain is not None and self._drain.stop
 
-    def leave(self) -> None:
-        """Asks the scheduler to end the call once the step at hand is done; `run` then returns."""
-        self._send(worker_pb2.AttachRequest(leaving=worker_pb2.Leaving()))
+    def leave(self, timeout_s: float) -> None:
+        """Asks the scheduler to end the call once what runs here has finished or `timeout_s` are over; until then
+        plans are run as ever. May be repeated with another time."""
+        self._outgoing.put_nowait(worker_pb2.AttachRequest(leaving=worker_pb2.Leaving(timeout_s=timeout_s)))
 
-    async def _run_plans(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
+    async def _receive(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
         async for message in messages:
             kind = message.WhichOneof("message")
-            if kind == "drain":
-                self._send(None)
-            elif kind == "plan":
-                await self._run_plan(wire.plan_from_proto(message.plan))
+            if self._drain is not None:
+                raise ProtocolBroken(f"{kind or 'an empty message'} came after Drain")
+            if kind == "plan":
+                self._take_plan(wire.plan_from_proto(message.plan))
+            elif kind == "drain":
+                self._drain = message.drain
+                self._steps.finish()
             else:
                 raise ProtocolBroken(f"{kind or 'an empty message'} came where a plan was due")
 
-    async def _run_plan(self, plan: BatchPlan) -> None:
+    def _take_plan(self, plan: BatchPlan) -> None:
         if plan.epoch != self._epoch:
             raise ProtocolBroken(f"a plan of epoch {plan.epoch} came in epoch {self._epoch}")
-        if plan.step != self._step + 1:
-            raise ProtocolBroken(f"step {plan.step} followed step {self._step}")
+        if plan.step != self._last_planned_step + 1:
+            raise ProtocolBroken(f"step {plan.step} followed step {self._last_planned_step}")
+        if plan.step > self._last_sent_step + self._max_num_in_flight:
+            raise ProtocolBroken(
+                f"step {plan.step} was sent before the result of step {plan.step - self._max_num_in_flight}; "
+                f"at most {self._max_num_in_flight} may be in flight"
+            )
+        self._last_planned_step = plan.step
+        self._steps.add(plan)
+
+    async def _run_steps(self) -> None:
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.step, plan)
+            await self._steps.run()
         except EngineError as error:
             # The plan contradicts the slots; a new attachment starts from a snapshot.
             raise ProtocolBroken(error.message) from error
-        self._step = plan.step
-        self._metrics.observe_step(result)
-        self._send(worker_pb2.AttachRequest(step_result=wire.result_to_proto(result)))
+        self._outgoing.put_nowait(None)
 
-    def _send(self, message: worker_pb2.AttachRequest | None) -> None:
-        try:
-            self._outgoing.put_nowait(message)
-        except asyncio.QueueFull:
-            raise ProtocolBroken("the scheduler does not read what it is sent") from None
+    def _deliver(self, result: StepResult, times: StepTimes) -> None:
+        self._metrics.observe_step(result, times)
+        self._outgoing.put_nowait(worker_pb2.AttachRequest(step_result=wire.result_to_proto(result)))
 
     async def _write_all(self) -> None:
         try:
             while (message := await self._outgoing.get()) is not None:
+                if message.HasField("step_result"):
+                    # Before the write: what the scheduler sends on reading it may come before the write returns.
+                    self._last_sent_step = message.step_result.step
                 await self._call.write(message)
             await self._call.done_writing()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             # The call has ended; whoever reads it learns why.
             return
 
-    async def _send_heartbeats(self) -> None:
+    async def _heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_interval_s)
-            heartbeat = worker_pb2.Heartbeat(epoch=self._epoch, step=self._step)
-            self._send(worker_pb2.AttachRequest(heartbeat=heartbeat))
+            # Whatever still waits to be written will be a sign of life itself.
+            if self._outgoing.empty():
+                heartbeat = worker_pb2.Heartbeat(epoch=self._epoch, step=self._last_sent_step)
+                self._outgoing.put_nowait(worker_pb2.AttachRequest(heartbeat=heartbeat))

@@ -18,8 +18,9 @@ from pageloom.errors import StartupError
 from pageloom.plan import WorkerHello
 from pageloom.rpc.v1 import worker_pb2, worker_pb2_grpc
 from pageloom.rpc_channel import open_channel
-from worker_svc.attachment import AttachCall, Attachment, ProtocolBroken, Runner
+from worker_svc.attachment import AttachCall, Attachment, ProtocolBroken
 from worker_svc.metrics import WorkerMetrics
+from worker_svc.step_thread import Runner
 
 log = structlog.get_logger()
 
@@ -27,12 +28,14 @@ _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 5.0
 _DRAINED_DELAY_S = 1.0
 _WELCOME_TIMEOUT_S = 10.0
+# What a scheduler gets to end the call beyond the time that the worker gave when it asked to leave.
+_LEAVE_GRACE_S = 2.0
 # The scheduler will never take this worker as it is, so dialling again is useless.
 _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class AttachLoop:
-    """Attaches `runner` to the scheduler at `address`, again and again, until it is stopped."""
+    """Attaches `runner` to the scheduler at `address`, again and again, until it is stopped or sent away."""
 
     def __init__(
         self,
@@ -57,18 +60,38 @@ class AttachLoop:
         # A welcome to an epoch that is not above it comes from a scheduler that was replaced.
         self._highest_epoch = 0
         self._stopping = asyncio.Event()
-        self._attachment: Attachment | None = None
+        self._leave_timeout_s = 0.0
+        # While attached: the attachment, and the limit on how long it may last.
+        self._attached: tuple[Attachment, asyncio.Timeout] | None = None
         # One thread for all attachments: a thread that calls torch starts a team of its own.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def serve(self) -> None:
-        """Returns after `stop`. Raises StartupError if the scheduler refuses this worker."""
+        """Returns after `stop`, or when the scheduler has sent this worker away for good. Raises StartupError if it
+        refuses this worker. Can be called once."""
+        try:
+            await self._attach_again_and_again()
+        finally:
+            # The step at hand ends first, but nobody needs it.
+            self._thread.shutdown(wait=False)
+
+    async def stop(self, drain_timeout_s: float = 0.0) -> None:
+        """Makes `serve` return: asks the scheduler to let this worker leave, which gives what it runs that long to
+        finish and then gives it to others. May be called again with less time."""
+        self._leave_timeout_s = drain_timeout_s
+        self._stopping.set()
+        if self._attached is not None:
+            self._leave(*self._attached)
+
+    async def _attach_again_and_again(self) -> None:
         delay_s = _FIRST_DELAY_S
         while not self._stopping.is_set():
             started_s = time.monotonic()
             try:
-                await self._attach()
-                log.info("detached", scheduler=self._address)
+                sent_away = await self._attach()
+                log.info("detached", scheduler=self._address, for_good=sent_away)
+                if sent_away:
+                    return
                 # A scheduler that drained us is about to end, and its successor has yet to start.
                 delay_s = _DRAINED_DELAY_S
             except grpc.aio.AioRpcError as error:
@@ -83,11 +106,11 @@ class AttachLoop:
             await self._pause(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
 
-    async def stop(self, _drain_timeout_s: float = 0.0) -> None:
-        """Leaves after the step at hand; the scheduler gives this worker's requests to others."""
-        self._stopping.set()
-        if self._attachment is not None:
-            self._attachment.leave()
+    def _leave(self, attachment: Attachment, limit: asyncio.Timeout) -> None:
+        if limit.expired():
+            return
+        attachment.leave(self._leave_timeout_s)
+        limit.reschedule(asyncio.get_running_loop().time() + self._leave_timeout_s + _LEAVE_GRACE_S)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -96,7 +119,8 @@ class AttachLoop:
         except TimeoutError:
             return
 
-    async def _attach(self) -> None:
+    async def _attach(self) -> bool:
+        """Dials and runs one attachment to its end: whether the scheduler sent this worker away for good."""
         async with open_channel(self._address) as channel:
             call = worker_pb2_grpc.WorkerStub(channel).Attach()
             try:
@@ -107,7 +131,7 @@ class AttachLoop:
                     welcome = await self._take_welcome(messages)
                 log.info("attached", scheduler=self._address, epoch=welcome.epoch)
                 self._on_attached()
-                await self._run(call, messages, welcome)
+                return await self._run(call, messages, welcome)
             except asyncio.InvalidStateError:
                 # A write after the scheduler ended the call; the status says why it did.
                 raise ProtocolBroken(await call.details() or "the scheduler ended the call") from None
@@ -127,11 +151,15 @@ class AttachLoop:
 
     async def _run(
         self, call: AttachCall, messages: AsyncIterator[worker_pb2.AttachResponse], welcome: worker_pb2.Welcome
-    ) -> None:
-        self._attachment = Attachment(call, welcome, self._runner, self._thread, self._metrics)
-        if self._stopping.is_set():
-            self._attachment.leave()
+    ) -> bool:
+        attachment = Attachment(call, welcome, self._runner, self._thread, self._metrics)
         try:
-            await self._attachment.run(messages)
+            async with asyncio.timeout(None) as limit:
+                self._attached = attachment, limit
+                if self._stopping.is_set():
+                    self._leave(attachment, limit)
+                return await attachment.run(messages)
+        except TimeoutError:
+            raise ProtocolBroken("the scheduler did not let this worker leave in time") from None
         finally:
-            self._attachment = None
+            self._attached = None

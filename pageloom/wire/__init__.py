@@ -16,6 +16,17 @@ from pageloom.wire.engine import (
     timeline_from_proto,
     timeline_to_proto,
 )
+from pageloom.wire.session import (
+    SessionEvents,
+    StreamFinished,
+    StreamRefused,
+    StreamTokens,
+    TokensOfStream,
+    cancel_stream_to_proto,
+    session_response_from_proto,
+    session_response_to_proto,
+    start_stream_to_proto,
+)
 from pageloom.wire.worker import (
     PROTOCOL_VERSION,
     hello_from_proto,
@@ -28,6 +39,12 @@ from pageloom.wire.worker import (
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "SessionEvents",
+    "StreamFinished",
+    "StreamRefused",
+    "StreamTokens",
+    "TokensOfStream",
+    "cancel_stream_to_proto",
     "engine_info_from_proto",
     "engine_info_to_proto",
     "event_from_proto",
@@ -44,6 +61,9 @@ __all__ = [
     "result_to_proto",
     "sampling_from_proto",
     "sampling_to_proto",
+    "session_response_from_proto",
+    "session_response_to_proto",
+    "start_stream_to_proto",
     "timeline_from_proto",
     "timeline_to_proto",
 ]

@@ -1,21 +1,28 @@
-"""Which block is taken next, and which is still in use? Reference counts, and a free list in eviction order."""
+"""Which block is taken next, and which is still in use? Reference counts, and the free blocks in eviction order."""
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 
 
 class BlockPool:
-    """Counts the owners of each of `num_blocks` blocks; those without one are in the free list.
+    """Counts the owners of each of `num_blocks` blocks; those without one are free.
 
-    The pool knows nothing of content: a free block may still hold KV that the prefix cache names,
-    until `take` hands it out again.
+    Free blocks without content are taken first, the lowest ids first, and what is taken together is handed
+    out in ascending order: a table of ascending runs is what attention reads fastest. Then come free blocks
+    with content worth keeping, the least recently used first. The pool knows no content: such a block may
+    be found and shared again until `take` hands it out.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._ref_counts = [0] * num_blocks
-        # Taken from the front. The keys are block ids; an OrderedDict removes from the middle in O(1).
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # A block is in one of `_empty` and `_kept` if it is free. The heap names every empty block once, and may
+        # still name some that are empty no more.
+        self._empty = set(range(num_blocks))
+        self._heap = list(range(num_blocks))
+        self._in_heap = bytearray(b"\1") * num_blocks
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_blocks(self) -> int:
@@ -23,32 +30,56 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._empty) + len(self._kept)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
-    def take(self, num_blocks: int) -> list[int]:
-        """The next `num_blocks` blocks of the free list, each with one owner. There must be as many."""
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
+    def take(self, num_blocks: int, after: int = -1) -> list[int]:
+        """`num_blocks` free blocks, each with one owner now; there must be as many. The blocks that follow
+        `after` come first if they are free and empty."""
+        block_ids: list[int] = []
+        while len(block_ids) < num_blocks and after >= 0 and after + 1 in self._empty:
+            after += 1
+            self._empty.remove(after)
+            block_ids.append(after)
+        rest = [self._next() for _ in range(num_blocks - len(block_ids))]
+        rest.sort()
+        block_ids += rest
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
         return block_ids
 
     def share(self, block_id: int) -> None:
-        """Adds an owner; a free block leaves the free list."""
+        """Adds an owner; a free block is free no more."""
         if self._ref_counts[block_id] == 0:
-            del self._free[block_id]
+            # Only content is shared, so it was kept.
+            del self._kept[block_id]
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int, *, worth_keeping: bool) -> None:
-        """Removes an owner. A block without any is taken next, or last if its content is worth keeping."""
+        """Removes an owner. A block without any is taken soon, or late if its content is worth keeping."""
         assert self._ref_counts[block_id] > 0, f"block {block_id} has no owner"
         self._ref_counts[block_id] -= 1
-        if self._ref_counts[block_id] == 0:
-            self._free[block_id] = None
-            self._free.move_to_end(block_id, last=worth_keeping)
+        if self._ref_counts[block_id] > 0:
+            return
+        if worth_keeping:
+            self._kept[block_id] = None
+        else:
+            self._empty.add(block_id)
+            if not self._in_heap[block_id]:
+                self._in_heap[block_id] = True
+                heapq.heappush(self._heap, block_id)
 
     def free_block_ids(self) -> tuple[int, ...]:
-        """The free list, next to be taken first."""
-        return tuple(self._free)
+        """The free blocks: the empty ones in ascending order, then those kept, next to be evicted first."""
+        return (*sorted(self._empty), *self._kept)
+
+    def _next(self) -> int:
+        while self._heap:
+            block_id = heapq.heappop(self._heap)
+            self._in_heap[block_id] = False
+            if block_id in self._empty:
+                self._empty.remove(block_id)
+                return block_id
+        return self._kept.popitem(last=False)[0]

@@ -2,76 +2,171 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import numpy as np
+
 from pageloom.errors import EngineError
-from pageloom.outputs import FinishReason, TokensGenerated
+from pageloom.outputs import FinishReason, TokenLogprobs
 from pageloom.plan import StepResult
-from scheduler_svc.core.emission import Emission
-from scheduler_svc.core.registry import Registry
+from scheduler_svc.core.emission import NO_TOKENS, NewTokens
 from scheduler_svc.core.sequence import Binding
+from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.step import Step
 from scheduler_svc.core.worker_group import WorkerGroup
 
+_NO_TENANTS = np.zeros(0, np.int64)
 
-def check_result(step: Step, result: StepResult, vocab_size: int) -> None:
+Finish = Callable[[Binding, FinishReason, int | None, str], None]
+
+
+class Drawn(NamedTuple):
+    """What a result says was drawn, as columns."""
+
+    slots: Ints
+    token_ids: Ints
+
+    @classmethod
+    def of(cls, result: StepResult) -> Self:
+        return cls(np.array(result.slots, np.int64), np.array(result.token_ids, np.int64))
+
+
+def check_result(group: WorkerGroup, step: Step, drawn: Drawn, result: StepResult) -> None:
     """Raises EngineError if a result does not answer its plan. Comes before any change."""
-    due_slots = step.drawing_slots.difference(result.failures)
-    if due_slots != set(result.slots) or not len(due_slots) == len(result.slots) == len(result.token_ids):
+    if step is not group.in_flight[0]:
+        raise EngineError(f"step {result.step} brought its result before step {group.in_flight[0].plan.step}")
+    slots, token_ids = drawn
+    due_slots = step.drawing_slots
+    if result.failures:
+        due_slots = np.setdiff1d(due_slots, list(result.failures))
+        ran = {*step.decode_slots.tolist(), *step.chunk_slots.tolist()}
+        if not result.failures.keys() <= ran:
+            raise EngineError(f"step {result.step} brought failures of {sorted(result.failures)}; not all of them ran")
+    # In the order of the plan, as our workers bring them, or in any other.
+    if not np.array_equal(slots, due_slots) or len(token_ids) != len(slots):
+        _check_slots(group, result, due_slots)
+    if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < len(group.is_eos):
+        raise EngineError(f"step {result.step} brought a token id outside the vocabulary of {len(group.is_eos)}")
+    asked = slots[group.columns.wants_logprobs[slots] & group.columns.open[slots]]
+    if len(asked) and not result.logprobs.keys() >= set(asked.tolist()):
+        raise EngineError(f"step {result.step} brought no log-probabilities for some of {asked.tolist()}")
+
+
+def _check_slots(group: WorkerGroup, result: StepResult, due_slots: Ints) -> None:
+    # What ended, or failed, in an earlier step is due no more, but may come.
+    needed = set(due_slots[group.columns.open[due_slots]].tolist())
+    brought = set(result.slots)
+    if not (needed <= brought <= set(due_slots.tolist())) or not len(brought) == len(result.slots) == len(
+        result.token_ids
+    ):
         raise EngineError(
             f"step {result.step} brought {len(result.token_ids)} tokens for slots {sorted(result.slots)}; "
-            f"one was due for each of {sorted(due_slots)}"
+            f"one was due for each of {sorted(needed)}"
         )
-    if result.token_ids and not 0 <= min(result.token_ids) <= max(result.token_ids) < vocab_size:
-        raise EngineError(f"step {result.step} brought a token id outside the vocabulary of {vocab_size}")
-    if result.failures and not result.failures.keys() <= {binding.slot for binding, _ in step.runs}:
-        raise EngineError(f"step {result.step} brought failures of {sorted(result.failures)}; not all of them ran")
-    logprob_slots = {binding.slot for binding, _ in step.runs if binding.sequence.wants_logprobs}
-    if not logprob_slots & due_slots <= result.logprobs.keys():
-        raise EngineError(f"step {result.step} brought no log-probabilities for some of {sorted(logprob_slots)}")
 
 
-def advance(group: WorkerGroup, step: Step, result: StepResult, registry: Registry, now: float) -> list[Emission]:
-    """Makes the progress that the step reserved, and takes back what the choices that ended held."""
-    emissions: list[Emission] = []
-    tables, block_size, failures = group.tables, group.tables.block_size, result.failures
-    num_generated = 0
-    drawn = dict(zip(result.slots, result.token_ids, strict=True))
-    for binding, num_tokens in step.runs:
-        if failures and binding.slot in failures:
-            emissions += _fail(group, binding, failures[binding.slot], registry)
-            continue
-        binding.num_computed_tokens += num_tokens
-        if binding.num_computed_tokens // block_size > binding.num_published_blocks:
-            tables.publish(binding)
-        sequence = binding.sequence
-        sequence.num_lost_runs = 0
-        token_id = drawn.get(binding.slot)
-        # Cancelled during the step: its blocks are as good as any, its token is not wanted.
-        if token_id is None or sequence.finished:
-            continue
-        binding.continues = True
-        # Built in place, once for each running choice in each step: this loop bounds the step rate.
-        event = TokensGenerated(
-            choice_index=sequence.choice_index,
-            first_index=len(sequence.token_ids) - sequence.num_prompt_tokens,
-            token_ids=(token_id,),
-            logprobs=(result.logprobs[binding.slot],) if sequence.wants_logprobs else (),
+class StepCommit:
+    """Makes the progress that one step reserved. `finish` is told of each choice that ends, once."""
+
+    def __init__(self, group: WorkerGroup, step: Step, drawn: Drawn, result: StepResult, finish: Finish) -> None:
+        self._group = group
+        self._step = step
+        self._drawn = drawn
+        self._result = result
+        self._finish = finish
+        # Of each token taken.
+        self.tenants = _NO_TENANTS
+
+    def advance(self) -> None:
+        """Counts what has its KV now, and publishes the blocks that are full."""
+        columns, step = self._group.columns, self._step
+        decode_slots = self._succeeded(step.decode_slots)
+        columns.num_computed[decode_slots] += 1
+        columns.num_steps[decode_slots] += 1
+        full = decode_slots[columns.num_computed[decode_slots] % self._group.tables.block_size == 0]
+        for slot in full.tolist():
+            self._publish(slot)
+        for slot, num_tokens in zip(step.chunk_slots.tolist(), step.chunk_lens.tolist(), strict=True):
+            if slot not in self._result.failures:
+                columns.num_computed[slot] += num_tokens
+                columns.num_steps[slot] += 1
+                self._publish(slot)
+
+    def take_tokens(self, now: float) -> NewTokens:
+        """Appends what was drawn; ends those that are at their end."""
+        columns = self._group.columns
+        slots, token_ids = self._drawn
+        wanted = columns.open[slots]
+        # What is drawn for a choice that has ended meanwhile is nobody's.
+        if not wanted.all():
+            slots, token_ids = slots[wanted], token_ids[wanted]
+        if not len(slots):
+            return NO_TOKENS
+        known = columns.num_known[slots]
+        columns.tail[slots, known % columns.tail_width] = token_ids
+        columns.num_known[slots] = known + 1
+        tokens = NewTokens(
+            keys=columns.key[slots],
+            first_indexes=known - columns.num_prompt[slots],
+            token_ids=token_ids,
+            logprobs=self._logprobs(slots),
         )
-        emissions.append(Emission(sequence.request_id, event))
-        num_generated += 1
-        reason = sequence.append(token_id, now)
-        if reason is not None:
-            group.unbind(binding)
-            stop_token_id = token_id if reason is FinishReason.STOP else None
-            emissions.append(registry.finish(sequence, reason, stop_token_id=stop_token_id))
-    registry.counters.num_generation_tokens += num_generated
-    group.finish_step()
-    return emissions
+        self.tenants = columns.tenant[slots]
+        self._note_first_tokens(now)
+        self._end_finished(slots, token_ids)
+        return tokens
 
+    def fail(self) -> None:
+        """Ends each choice whose run failed; the others of the step are not touched."""
+        for slot, message in self._result.failures.items():
+            binding = self._bound_at(slot)
+            binding.failed = True
+            self._group.tables.distrust(binding)
+            if not binding.sequence.finished:
+                self._finish(binding, FinishReason.ERROR, None, message)
 
-def _fail(group: WorkerGroup, binding: Binding, message: str, registry: Registry) -> list[Emission]:
-    """Ends one choice whose run failed; the others of the step are not touched."""
-    group.tables.distrust(binding)
-    if binding.sequence.finished:
-        return []
-    group.unbind(binding)
-    return [registry.finish(binding.sequence, FinishReason.ERROR, error_message=message)]
+    def _succeeded(self, slots: Ints) -> Ints:
+        failures = self._result.failures
+        return slots[~np.isin(slots, list(failures))] if failures else slots
+
+    def _publish(self, slot: int) -> None:
+        group, binding = self._group, self._bound_at(slot)
+        if binding.failed:
+            return
+        if group.columns.open[slot]:
+            group.flush(binding)
+        # Once it has ended, the steps in flight compute tokens that nobody knows.
+        num_tokens = min(int(group.columns.num_computed[slot]), len(binding.sequence.token_ids))
+        group.tables.publish(binding, num_tokens)
+
+    def _logprobs(self, slots: Ints) -> dict[int, TokenLogprobs]:
+        logprobs, columns = self._result.logprobs, self._group.columns
+        if not logprobs:
+            return {}
+        asked = slots[columns.wants_logprobs[slots]].tolist()
+        return {int(columns.key[slot]): logprobs[slot] for slot in asked}
+
+    def _note_first_tokens(self, now: float) -> None:
+        # Every stay in a slot begins with a chunk, so the first token of all comes from one.
+        for slot in self._step.chunk_slots.tolist():
+            binding = self._bound_at(slot)
+            sequence = binding.sequence
+            if sequence.first_token_at is None and self._group.columns.num_known[slot] > binding.num_known_at_start:
+                sequence.first_token_at = sequence.history.first_token_at = now
+
+    def _end_finished(self, slots: Ints, token_ids: Ints) -> None:
+        columns = self._group.columns
+        may_end = columns.num_known[slots] >= columns.max_len[slots]
+        may_end |= columns.ends_at_eos[slots] & self._group.is_eos[token_ids]
+        may_end |= columns.has_stop_tokens[slots]
+        for slot, token_id in zip(slots[may_end].tolist(), token_ids[may_end].tolist(), strict=True):
+            binding = self._bound_at(slot)
+            reason = binding.sequence.end_after(token_id, int(columns.num_known[slot]))
+            if reason is not None:
+                self._finish(binding, reason, token_id if reason is FinishReason.STOP else None, "")
+
+    def _bound_at(self, slot: int) -> Binding:
+        binding = self._group.by_slot[slot]
+        assert binding is not None, f"slot {slot} changed hands under a step in flight"
+        return binding

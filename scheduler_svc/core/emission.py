@@ -1,4 +1,4 @@
-"""What does the core tell the shell? Frozen values; times are the `now` arguments it was given."""
+"""What does the core tell the shell? Frozen values and columns; times are the `now` arguments it was given."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pageloom.outputs import FinishReason, GenerateEvent
+import numpy as np
+from numpy.typing import NDArray
+
+from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
 from pageloom.plan import CacheInfo
+
+
+class NewTokens(NamedTuple):
+    """The tokens of one commit, one for each choice that drew: parallel columns.
+
+    `keys` are those that `submit` returned; `first_indexes` count from a choice's first output token.
+    `logprobs` has an entry by key for each choice that asked.
+    """
+
+    keys: NDArray[np.int64]
+    first_indexes: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    logprobs: dict[int, TokenLogprobs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +37,13 @@ class ChoiceFacts:
     num_preemptions: int
 
 
-class Emission(NamedTuple):
-    """One event of one request. `facts` comes with each choice's ChoiceFinished.
+class Ending(NamedTuple):
+    """The last event of one choice."""
 
-    A named tuple because there is one for each running choice in each step, and a frozen dataclass
-    takes twice as long to build.
-    """
-
+    key: int
     request_id: str
-    event: GenerateEvent
-    facts: ChoiceFacts | None = None
+    event: ChoiceFinished
+    facts: ChoiceFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +57,18 @@ class StepFacts:
     num_preempted: int
 
 
+class Committed(NamedTuple):
+    """What a step brought. Tokens come before endings; `facts` is None if the result was ignored."""
+
+    tokens: NewTokens
+    endings: list[Ending]
+    facts: StepFacts | None
+
+
+_NOTHING = np.zeros(0, np.int64)
+NO_TOKENS = NewTokens(_NOTHING, _NOTHING, _NOTHING, {})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
     """One worker's memory. Free blocks may still hold cached content, so the counts overlap."""
@@ -54,6 +79,7 @@ class WorkerStats:
     num_running: int
     num_free_blocks: int
     num_cached_blocks: int
+    draining: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Who goes first? A collection kept in scheduling order, for the queue and for what is bound to a worker."""
+"""Who goes first? A collection kept in order, for the queue and for what is bound to a worker."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class HasOrder(Protocol):
     """Anything with a unique place; the smallest goes first."""
 
     @property
-    def order(self) -> tuple[int, int, int]: ...
+    def order(self) -> tuple[float, int, int]: ...
 
 
 T = TypeVar("T", bound=HasOrder)
 
 
-def _order(item: HasOrder) -> tuple[int, int, int]:
+def _order(item: HasOrder) -> tuple[float, int, int]:
     return item.order
 
 
@@ -33,15 +33,21 @@ class Ordered(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._items)
 
-    @property
-    def last(self) -> T | None:
-        return self._items[-1] if self._items else None
+    def __getitem__(self, index: int) -> T:
+        return self._items[index]
+
+    def last_first(self) -> Iterator[T]:
+        return reversed(self._items)
+
+    def index(self, item: T) -> int:
+        """Where the item is, or would be if it were in it."""
+        return bisect_left(self._items, item.order, key=_order)
 
     def add(self, item: T) -> None:
         insort(self._items, item, key=_order)
 
     def remove(self, item: T) -> None:
         """The item must be in it."""
-        index = bisect_left(self._items, item.order, key=_order)
+        index = self.index(item)
         assert self._items[index] is item
         del self._items[index]

@@ -2,134 +2,189 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pageloom.plan import Admission, BatchPlan
 from scheduler_svc.core import policy
+from scheduler_svc.core.block_table import Offer
 from scheduler_svc.core.emission import StepFacts
-from scheduler_svc.core.ordered import Ordered
-from scheduler_svc.core.sequence import Binding, Sequence
+from scheduler_svc.core.sequence import Binding, Order, Sequence
+from scheduler_svc.core.slot_columns import Bools, Ints
 from scheduler_svc.core.step import Step
 from scheduler_svc.core.worker_group import WorkerGroup
+
+_NO_SLOTS = np.zeros(0, np.int64)
 
 
 class StepDraft:
     """A step being planned. Blocks and slots are taken at once, here; progress is made at commit.
 
     There is no prefill and no decode phase: each sequence has known tokens and computed tokens, and a
-    step lets some of the latter catch up. One that is a single token behind because it just drew it
-    continues without a word in the plan; everything else is a chunk.
+    step lets some of the latter catch up. One that is a single token behind because its last run drew it
+    continues without a word in the plan, whether or not the token has arrived here; all else is a chunk.
     """
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._budget = group.max_num_batched_tokens
-        self._runs: list[tuple[Binding, int]] = []
-        self._num_decode_seqs = 0
-        self._drawing_slots: list[int] = []
+        self._step = group.num_steps + 1
+        self.budget = group.max_num_batched_tokens
+        self._decode_slots = _NO_SLOTS
         self._held_slots: list[int] = []
-        self._grown_slots: list[int] = []
-        self._grown_block_ids: list[int] = []
-        self.preempted: list[Sequence] = []
+        self._chunks: list[tuple[int, int]] = []
+        self._drawing_slots: list[int] = []
+        self._grown: list[tuple[int, int]] = []
+        self._copies: list[tuple[int, int]] = []
         self.admitted: list[Binding] = []
+        # (victim, claimant, whether the victim waits again at once)
+        self.preempted: list[tuple[Binding, Sequence, bool]] = []
 
     def continue_decodes(self) -> None:
-        """First, so that no chunk delays them: one token for each, in order, as far as budget and blocks go."""
-        block_size = self._group.tables.block_size
-        # A copy, for growth may preempt some of those that come later.
-        for binding in tuple(self._group.bound):
-            if not binding.continues or binding.sequence.binding is None:
-                continue
-            needs_block = binding.num_computed_tokens == len(binding.block_ids) * block_size
-            if self._budget == 0 or (needs_block and not self._grow(binding)):
-                self._held_slots.append(binding.slot)
-                continue
-            self._budget -= 1
-            self._runs.append((binding, 1))
-            self._drawing_slots.append(binding.slot)
-        self._num_decode_seqs = len(self._runs)
+        """First, so that no chunk delays them: one token for each, as far as budget and blocks go."""
+        columns = self._group.columns
+        ready = columns.active & columns.continues
+        # Whose last token is in flight, and who has to see the one in flight, may not run ahead.
+        runs = ready & (columns.num_drawn < columns.max_len)
+        runs &= ~(columns.waits_for_tokens & (columns.num_drawn > columns.num_known))
+        self._hold_without_room(runs)
+        # Growth may have preempted some.
+        runs &= columns.active
+        slots = np.flatnonzero(runs)
+        if len(slots) > self.budget:
+            slots = self._first_in_memory(slots)
+            columns.num_held_steps[np.setdiff1d(np.flatnonzero(runs), slots)] += 1
+        held = ready & columns.active
+        held[slots] = False
+        self._held_slots = np.flatnonzero(held).tolist()
+        self._decode_slots = slots
+        self.budget -= len(slots)
+        columns.num_planned[slots] += 1
+        columns.num_drawn[slots] += 1
+        columns.last_step[slots] = self._step
 
     def continue_chunks(self) -> None:
-        """Then those that are further behind. They have their blocks since their admission."""
-        for binding in self._group.bound:
-            if self._budget == 0:
-                return
-            if not binding.continues:
+        """Then those that are further behind, the tenant that was served least first. They have their blocks
+        since their admission."""
+        catching_up = sorted(self._group.catching_up, key=lambda binding: binding.sequence.tenant.num_served)
+        for binding in catching_up:
+            if self.budget == 0:
+                self._group.columns.num_held_steps[binding.slot] += 1
+            else:
                 self._run_chunk(binding)
 
-    def admit(self, waiting: Ordered[Sequence]) -> None:
-        """Last, newcomers from the queue, until budget, slots or blocks are used up."""
-        num_admitted_tokens = 0
-        while self._budget and num_admitted_tokens < policy.MAX_ADMITTED_TOKENS:
-            sequence = policy.next_to_admit(waiting, self._group.num_kv_tokens)
-            binding = None if sequence is None else self._group.bind(sequence)
-            if sequence is None or binding is None:
-                return
-            waiting.remove(sequence)
-            self.admitted.append(binding)
-            num_admitted_tokens += len(sequence.token_ids)
-            self._run_chunk(binding)
+    def admit(self, sequence: Sequence, offer: Offer) -> Binding:
+        """Binds a newcomer and runs its first chunk."""
+        binding, copy = self._group.bind(sequence, offer)
+        if copy is not None:
+            assert offer.fork is not None
+            self._copies.append(copy)
+            # The copy reads a block of the sibling, which must stay until then.
+            self._group.columns.last_step[offer.fork.binding.slot] = self._step
+        self.admitted.append(binding)
+        self._run_chunk(binding)
+        return binding
 
     def step(self) -> Step | None:
-        """The finished step; None if nothing runs. Then nothing was taken or preempted either."""
-        if not self._runs:
+        """The finished step; None if nothing runs."""
+        num_chunks, num_decodes = len(self._chunks), len(self._decode_slots)
+        if not num_chunks and not num_decodes:
             return None
+        chunk_slots = np.array([slot for slot, _ in self._chunks], np.int64)
+        drawing_slots = self._decode_slots
+        if self._drawing_slots:
+            drawing_slots = np.concatenate((drawing_slots, np.array(self._drawing_slots, np.int64)))
         return Step(
             plan=self._plan(),
-            runs=tuple(self._runs),
-            drawing_slots=frozenset(self._drawing_slots),
+            decode_slots=self._decode_slots,
+            chunk_slots=chunk_slots,
+            chunk_lens=np.array([num_tokens for _, num_tokens in self._chunks], np.int64),
+            drawing_slots=drawing_slots,
             facts=StepFacts(
-                num_seqs=len(self._runs),
-                num_tokens=self._group.max_num_batched_tokens - self._budget,
-                num_decode_seqs=self._num_decode_seqs,
+                num_seqs=num_decodes + num_chunks,
+                num_tokens=self._group.max_num_batched_tokens - self.budget,
+                num_decode_seqs=num_decodes,
                 num_admitted=len(self.admitted),
                 num_preempted=len(self.preempted),
             ),
         )
 
+    def _hold_without_room(self, runs: Bools) -> None:
+        """Grows those whose blocks are full; clears who cannot."""
+        columns = self._group.columns
+        full_slots: list[int] = np.flatnonzero(runs & (columns.num_planned >= columns.capacity)).tolist()
+        for binding in sorted(map(self._bound_at, full_slots), key=_order):
+            # An earlier one may have preempted it.
+            if columns.active[binding.slot] and not self._grow(binding):
+                runs[binding.slot] = False
+                columns.num_held_steps[binding.slot] += 1
+
     def _grow(self, binding: Binding) -> bool:
-        block_id = self._group.tables.grow(binding)
+        group = self._group
+        block_id = group.tables.grow(binding)
         while block_id is None:
-            victim = policy.victim_for(binding, self._group.bound)
+            # While some are closing their blocks are on the way, and nobody else has to go.
+            victim = None if group.closing else policy.victim_for(binding, group)
             if victim is None:
                 return False
-            self._group.unbind(victim)
-            self.preempted.append(victim.sequence)
-            block_id = self._group.tables.grow(binding)
-        self._grown_slots.append(binding.slot)
-        self._grown_block_ids.append(block_id)
+            self.preempted.append((victim, binding.sequence, group.close(victim)))
+            block_id = group.tables.grow(binding)
+        self._grown.append((binding.slot, block_id))
+        group.columns.capacity[binding.slot] += group.tables.block_size
+        group.columns.last_step[binding.slot] = self._step
         return True
 
+    def _first_in_memory(self, slots: Ints) -> Ints:
+        bindings = sorted(map(self._bound_at, slots.tolist()), key=_order)
+        return np.sort(np.array([binding.slot for binding in bindings[: self.budget]], np.int64))
+
+    def _bound_at(self, slot: int) -> Binding:
+        binding = self._group.by_slot[slot]
+        assert binding is not None
+        return binding
+
     def _run_chunk(self, binding: Binding) -> None:
-        num_tokens = policy.chunk_len(binding.num_remaining_tokens, self._budget)
-        self._budget -= num_tokens
-        self._runs.append((binding, num_tokens))
-        if num_tokens == binding.num_remaining_tokens:
-            self._drawing_slots.append(binding.slot)
+        columns, slot = self._group.columns, binding.slot
+        num_remaining_tokens = int(columns.num_known[slot] - columns.num_planned[slot])
+        num_tokens = policy.chunk_len(num_remaining_tokens, self.budget)
+        self.budget -= num_tokens
+        self._chunks.append((slot, num_tokens))
+        columns.num_planned[slot] += num_tokens
+        columns.last_step[slot] = self._step
+        if num_tokens == num_remaining_tokens:
+            columns.num_drawn[slot] += 1
+            columns.continues[slot] = True
+            self._group.catching_up.remove(binding)
+            self._drawing_slots.append(slot)
 
     def _plan(self) -> BatchPlan:
         group = self._group
-        chunks = self._runs[self._num_decode_seqs :]
         return BatchPlan(
             epoch=group.epoch,
-            step=group.num_steps + 1,
+            step=self._step,
             snapshot=group.num_steps == 0,
             released_slots=tuple(group.released_slots),
-            admissions=tuple([_admission(binding) for binding in self.admitted]),
-            grown_slots=tuple(self._grown_slots),
-            grown_counts=(1,) * len(self._grown_slots),
-            grown_block_ids=tuple(self._grown_block_ids),
-            chunk_slots=tuple([binding.slot for binding, _ in chunks]),
-            chunk_lens=tuple([num_tokens for _, num_tokens in chunks]),
+            admissions=tuple([_admission(binding, group) for binding in self.admitted]),
+            grown_slots=tuple([slot for slot, _ in self._grown]),
+            grown_counts=(1,) * len(self._grown),
+            grown_block_ids=tuple([block_id for _, block_id in self._grown]),
+            chunk_slots=tuple([slot for slot, _ in self._chunks]),
+            chunk_lens=tuple([num_tokens for _, num_tokens in self._chunks]),
             held_slots=tuple(self._held_slots),
+            copy_source_block_ids=tuple([source for source, _ in self._copies]),
+            copy_target_block_ids=tuple([target for _, target in self._copies]),
         )
 
 
-def _admission(binding: Binding) -> Admission:
+def _order(binding: Binding) -> Order:
+    return binding.order
+
+
+def _admission(binding: Binding, group: WorkerGroup) -> Admission:
     sequence = binding.sequence
     return Admission(
         slot=binding.slot,
         token_ids=tuple(sequence.token_ids),
         num_prompt_tokens=sequence.num_prompt_tokens,
-        num_computed_tokens=binding.num_computed_tokens,
+        num_computed_tokens=int(group.columns.num_computed[binding.slot]),
         block_ids=tuple(binding.block_ids),
         sampling=sequence.request.sampling,
         choice_index=sequence.choice_index,

@@ -1,32 +1,40 @@
-"""The choices that could be made otherwise: order, who is admitted, chunk size, victim. Pure functions."""
+"""The choices that could be made otherwise: places in queue and memory, reserves, chunks, victims. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from scheduler_svc.core.ordered import Ordered
-from scheduler_svc.core.sequence import Binding, Sequence
-
-
-def scheduling_order(priority: int, arrival: int, choice_index: int) -> tuple[int, int, int]:
-    """Smaller goes first, in the queue and in memory. A choice keeps its place for life, so one that was
-    preempted or lost its worker returns to the front of its priority."""
-    return (priority, arrival, choice_index)
-
-
-def next_to_admit(waiting: Iterable[Sequence], num_kv_tokens: int) -> Sequence | None:
-    """The choice that a worker with room for `num_kv_tokens` admits next; it waits if there is no room yet.
-
-    The first in order that the worker could ever hold. Strictly so: while a large one waits for blocks,
-    smaller ones behind it wait too, and it cannot starve. Letting some of them pass, and placing by
-    prefix hit and load instead of "whichever worker plans", both belong here.
-    """
-    return next((sequence for sequence in waiting if sequence.max_num_kv_tokens <= num_kv_tokens), None)
-
+from pageloom.policies import SchedulingPolicy
+from scheduler_svc.core.limits import Limits
+from scheduler_svc.core.sequence import Binding, Order
+from scheduler_svc.core.worker_group import WorkerGroup
 
 # Of all newcomers' known tokens in one plan. Cached ones cost no budget but travel all the same, so without a
 # bound a plan could outgrow the largest message; this keeps it near a megabyte. One newcomer is always let in.
 MAX_ADMITTED_TOKENS = 1 << 18
+
+# What a tenant is charged for: a generated token takes a whole step's turn, a prompt token a share of one.
+# The weights of the Virtual Token Counter's authors.
+PROMPT_TOKEN_WEIGHT = 1
+OUTPUT_TOKEN_WEIGHT = 2
+
+
+def queue_order(limits: Limits, *, priority: int, arrived_at: float, arrival: int, choice_index: int) -> Order:
+    """A place in the queue: smaller goes first. A choice keeps it for life, so one that was preempted or lost
+    its worker returns to the front.
+
+    Ageing needs no clock: who came `priority_ageing_s` later at one level higher is level with the other
+    from the start, and both age alike.
+    """
+    if limits.scheduling_policy is SchedulingPolicy.fcfs:
+        return (0.0, arrival, choice_index)
+    return (arrived_at + priority * limits.priority_ageing_s, arrival, choice_index)
+
+
+def memory_order(limits: Limits, order: Order, admission: int) -> Order:
+    """A place in memory, taken at the first admission: the last one is preempted first. It is the queue's, but
+    between tenants the queue's order moves, so there it is the order in which they got in."""
+    if limits.scheduling_policy is SchedulingPolicy.fair:
+        return (0.0, admission, 0)
+    return order
 
 
 def num_reserved_blocks(num_bound: int) -> int:
@@ -44,10 +52,18 @@ def chunk_len(num_remaining_tokens: int, budget: int) -> int:
     return min(num_remaining_tokens, budget)
 
 
-def victim_for(claimant: Binding, bound: Ordered[Binding]) -> Binding | None:
-    """Who is preempted so that `claimant` can grow: the last in order, and nobody for the sake of a later one.
+def victim_for(claimant: Binding, group: WorkerGroup) -> Binding | None:
+    """Who is preempted so that `claimant` can grow: the last in memory, and nobody for the sake of a later one.
 
-    None means that the claimant is the last and has to wait. So the first in order always gets on,
-    and as each sequence fits the whole memory alone, everyone does in the end.
+    One that was preempted before is let be until it has drawn a token: it has all blocks that it needs for
+    that, so it gets there, and everyone in the end. None means that the claimant has to wait.
     """
-    return bound.last if bound.last is not claimant else None
+    for binding in group.bound.last_first():
+        if binding is claimant:
+            return None
+        if not group.columns.active[binding.slot]:
+            continue
+        if binding.sequence.num_preemptions and group.columns.num_drawn[binding.slot] == binding.num_known_at_start:
+            continue
+        return binding
+    return None

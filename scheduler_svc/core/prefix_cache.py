@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +28,17 @@ class CacheNamespace:
         return digest.digest()
 
 
-def chained_hash(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
-    """SHA-256 of the parent's hash and the block's tokens as little-endian uint32."""
-    return hashlib.sha256(parent_hash + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+# Token ids of a sequence: uint32, so that the bytes of a block are a slice away.
+TokenIds: TypeAlias = "array[int]"
+
+
+def token_array(token_ids: Iterable[int] = ()) -> TokenIds:
+    return array("I", token_ids)
+
+
+def chained_hash(parent_hash: bytes, tokens: bytes) -> bytes:
+    """SHA-256 of the parent's hash and the block's tokens as uint32, in the machine's byte order."""
+    return hashlib.sha256(parent_hash + tokens).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -39,29 +49,30 @@ class HashChain:
     block_size: int
     hashes: list[bytes] = field(default_factory=list)
 
-    def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
+    def extend(self, token_ids: TokenIds, num_blocks: int) -> None:
         """Makes sure of the hashes of the first `num_blocks` blocks of `token_ids`."""
         if len(self.hashes) >= num_blocks:
             return
         parent_hash = self.hashes[-1] if self.hashes else self.namespace.root_hash()
         for index in range(len(self.hashes), num_blocks):
             start = index * self.block_size
-            parent_hash = chained_hash(parent_hash, token_ids[start : start + self.block_size])
+            parent_hash = chained_hash(parent_hash, token_ids[start : start + self.block_size].tobytes())
             self.hashes.append(parent_hash)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Not frozen, which would triple what it costs to make one; nobody writes to it.
+@dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A full block: its tokens, and what comes before them. Evicted parents stay readable from here."""
+    """A full block: its tokens (uint32), and what comes before them. Evicted parents stay readable from here."""
 
     block_id: int
     block_hash: bytes
-    token_ids: tuple[int, ...]
+    tokens: bytes
     parent: Prefix
 
-    def holds(self, parent: Prefix, token_ids: tuple[int, ...]) -> bool:
+    def holds(self, parent: Prefix, tokens: bytes) -> bool:
         """Whether this is the KV of exactly these tokens after exactly that prefix; trusts no hash."""
-        return self.token_ids == token_ids and _same_prefix(self.parent, parent)
+        return self.tokens == tokens and _same_prefix(self.parent, parent)
 
 
 Prefix = CachedBlock | CacheNamespace
@@ -80,7 +91,7 @@ class PrefixCache:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._by_block
 
-    def match(self, chain: HashChain, token_ids: Sequence[int], num_blocks: int) -> list[CachedBlock]:
+    def match(self, chain: HashChain, token_ids: TokenIds, num_blocks: int) -> list[CachedBlock]:
         """The longest run of cached blocks, from the first on, among the first `num_blocks` of `token_ids`."""
         chain.extend(token_ids, num_blocks)
         hits: list[CachedBlock] = []
@@ -88,22 +99,22 @@ class PrefixCache:
         for index in range(num_blocks):
             cached = self._by_hash.get(chain.hashes[index])
             start = index * chain.block_size
-            if cached is None or not cached.holds(parent, tuple(token_ids[start : start + chain.block_size])):
+            if cached is None or not cached.holds(parent, token_ids[start : start + chain.block_size].tobytes()):
                 break
             hits.append(cached)
             parent = cached
         return hits
 
-    def publish(self, block_id: int, block_hash: bytes, parent: Prefix, token_ids: tuple[int, ...]) -> CachedBlock:
+    def publish(self, block_id: int, block_hash: bytes, parent: Prefix, tokens: bytes) -> CachedBlock:
         """Makes a full block, whose write was acknowledged, findable; returns the parent of the next block.
 
         Of two blocks with the same content the first stays: block tables are append-only, so the
         second cannot be merged into it.
         """
         cached = self._by_hash.get(block_hash)
-        if cached is not None and cached.holds(parent, token_ids):
+        if cached is not None and cached.holds(parent, tokens):
             return cached
-        published = CachedBlock(block_id, block_hash, token_ids, parent)
+        published = CachedBlock(block_id, block_hash, tokens, parent)
         if cached is None:
             self._by_hash[block_hash] = self._by_block[block_id] = published
         return published
@@ -124,7 +135,7 @@ def _same_prefix(one: Prefix, other: Prefix) -> bool:
     while one is not other:
         if isinstance(one, CacheNamespace) or isinstance(other, CacheNamespace):
             return one == other
-        if one.token_ids != other.token_ids:
+        if one.tokens != other.tokens:
             return False
         one, other = one.parent, other.parent
     return True

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pageloom.outputs import ChoiceFinished, FinishReason
-from scheduler_svc.core.emission import ChoiceFacts, Emission
+from pageloom.timeline import Timeline
+from scheduler_svc.core.emission import ChoiceFacts, Ending
+from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import Sequence
+
+# Requests that ended and are still explained.
+MAX_REMEMBERED_REQUESTS = 1024
 
 
 @dataclass(slots=True)
@@ -27,6 +33,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._open: dict[str, dict[int, Sequence]] = {}
+        # Of the choices of each request that is open or ended lately.
+        self._remembered: OrderedDict[str, tuple[History, ...]] = OrderedDict()
         self.counters = Counters()
 
     def __contains__(self, request_id: str) -> bool:
@@ -37,6 +45,8 @@ class Registry:
 
     def open(self, request_id: str, sequences: list[Sequence]) -> None:
         self._open[request_id] = {sequence.choice_index: sequence for sequence in sequences}
+        self._remembered[request_id] = tuple(sequence.history for sequence in sequences)
+        self._remembered.move_to_end(request_id)
 
     def choices(self, request_id: str) -> dict[int, Sequence]:
         """The unfinished choices of a request by index; empty if there are none."""
@@ -46,15 +56,19 @@ class Registry:
         return [sequence for choices in self._open.values() for sequence in choices.values()]
 
     def finish(
-        self, sequence: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error_message: str = ""
-    ) -> Emission:
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token_id: int | None = None,
+        error_message: str = "",
+    ) -> Ending:
         """Ends a choice: its one terminal event. Slot and blocks are the caller's to give back."""
         assert not sequence.finished, "a choice ends once"
         sequence.finished = True
-        request_id = sequence.request_id
-        del self._open[request_id][sequence.choice_index]
-        if not self._open[request_id]:
-            del self._open[request_id]
+        sequence.history.ends(now)
+        self._close(sequence)
         self.counters.num_finished[reason] += 1
         event = ChoiceFinished(
             choice_index=sequence.choice_index,
@@ -63,8 +77,28 @@ class Registry:
             num_cached_tokens=sequence.num_cached_tokens,
             stop_token_id=stop_token_id,
             error_message=error_message,
+            timeline=sequence.history.timeline() if sequence.request.include_timeline else None,
         )
-        return Emission(request_id, event, _facts(sequence))
+        return Ending(sequence.key, sequence.request_id, event, _facts(sequence))
+
+    def timelines(self, request_id: str) -> tuple[Timeline, ...] | None:
+        """Those of a request's choices, if it is open or ended lately."""
+        histories = self._remembered.get(request_id)
+        return None if histories is None else tuple(history.timeline() for history in histories)
+
+    def _close(self, sequence: Sequence) -> None:
+        choices = self._open[sequence.request_id]
+        del choices[sequence.choice_index]
+        if choices:
+            return
+        del self._open[sequence.request_id]
+        self._remembered.move_to_end(sequence.request_id)
+        while len(self._remembered) > MAX_REMEMBERED_REQUESTS + len(self._open):
+            oldest = next(iter(self._remembered))
+            if oldest in self._open:
+                self._remembered.move_to_end(oldest)
+            else:
+                del self._remembered[oldest]
 
 
 def _facts(sequence: Sequence) -> ChoiceFacts:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import heapq
 from types import MappingProxyType
+
+import numpy as np
 
 from pageloom.errors import DuplicateRequest, Overloaded, Unavailable
 from pageloom.outputs import FinishReason
 from pageloom.plan import BatchPlan, ModelInfo, StepResult, WorkerHello
+from pageloom.policies import SchedulingPolicy
 from pageloom.requests import GenerateRequest
+from pageloom.timeline import Timeline, WaitReason
 from scheduler_svc.core import policy
-from scheduler_svc.core.committing import advance, check_result
-from scheduler_svc.core.emission import Emission, Stats, StepFacts
+from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.block_table import Offer
+from scheduler_svc.core.committing import Drawn, StepCommit, check_result
+from scheduler_svc.core.emission import NO_TOKENS, Committed, Ending, Stats, StepFacts
+from scheduler_svc.core.history import History
 from scheduler_svc.core.limits import Limits
-from scheduler_svc.core.ordered import Ordered
+from scheduler_svc.core.placement import Placer
 from scheduler_svc.core.planning import StepDraft
+from scheduler_svc.core.prefix_cache import token_array
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import Binding, Sequence
+from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.validation import check_hello, stop_token_ids, validated
+from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.worker_group import WorkerGroup
 
 
@@ -24,24 +35,29 @@ class Scheduler:
     """Decides what every attached worker runs, and owns the block tables.
 
     One caller, one call at a time. Time comes in as `now`, in seconds of any clock that does not
-    run backwards. The attributes are for `invariants.py`.
+    run backwards. The same calls give the same plans. The attributes are for `invariants.py`.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.waiting: Ordered[Sequence] = Ordered()
+        self.waiting = WaitingQueue(by_tenant=limits.scheduling_policy is SchedulingPolicy.fair)
         self.groups: dict[str, WorkerGroup] = {}
         self.registry = Registry()
+        self._placer = Placer(limits.placement)
         self._model: ModelInfo | None = None
         self._num_kv_tokens = 0
         self._num_arrivals = 0
+        self._num_admissions = 0
+        self._num_keys = 0
+        # (deadline, key, sequence); those that ended before theirs are skipped when it comes.
+        self._deadlines: list[tuple[float, int, Sequence]] = []
 
     @property
     def model(self) -> ModelInfo | None:
         """What the workers run; None until the first has attached."""
         return self._model
 
-    def attach(self, hello: WorkerHello, epoch: int) -> list[Emission]:
+    def attach(self, hello: WorkerHello, epoch: int, now: float) -> list[Ending]:
         """A worker joins, with empty slots and blocks.
 
         Ends waiting choices that no attached worker can hold (the one they were accepted for is gone).
@@ -54,37 +70,48 @@ class Scheduler:
         self.groups[hello.worker_id] = WorkerGroup(hello, epoch, self.limits)
         self._model = hello.model
         self._measure_memory()
-        return [
-            self._refuse(sequence)
-            for sequence in tuple(self.waiting)
-            if sequence.max_num_kv_tokens > self._num_kv_tokens
-        ]
+        homeless = [sequence for sequence in self.waiting if sequence.max_num_kv_tokens > self._num_kv_tokens]
+        endings = [self._refuse(sequence, now) for sequence in homeless]
+        self._rehome(now)
+        return endings
 
-    def abandon(self, worker_id: str) -> list[Emission]:
-        """A worker is lost: its choices wait again, in their old places, with the tokens they have.
+    def drain(self, worker_id: str, now: float) -> None:
+        """Nothing more is admitted to a worker; what it runs goes on there. Unknown ones are ignored."""
+        group = self.groups.get(worker_id)
+        if group is None or group.draining:
+            return
+        group.draining = True
+        self._rehome(now)
 
-        The step in flight is forgotten. Ends choices that lost `limits.max_num_lost_runs` runs in a row.
+    def abandon(self, worker_id: str, now: float) -> list[Ending]:
+        """A worker is lost or sent away: its choices wait again, in their old places, with the tokens they have.
+
+        Its steps in flight are forgotten. Ends choices that lost `limits.max_num_lost_runs` runs in a row.
         """
         group = self.groups.pop(worker_id)
         self.registry.counters.num_lost_workers += 1
         self._measure_memory()
-        in_flight = {binding for binding, _ in group.in_flight.runs} if group.in_flight else set()
-        emissions: list[Emission] = []
+        in_flight = group.columns.last_step > group.num_committed_steps
+        endings: list[Ending] = []
         for binding in group.bound:
             sequence = binding.sequence
-            sequence.binding = None
-            if sequence.finished:
-                continue
-            sequence.num_lost_runs += binding in in_flight
+            if not sequence.finished:
+                if group.columns.num_steps[binding.slot]:
+                    sequence.num_lost_runs = 0
+                sequence.num_lost_runs += bool(in_flight[binding.slot])
+                self._note_stop(group, binding, now, worker_lost=True)
+        for sequence in group.dissolve():
             if sequence.num_lost_runs < self.limits.max_num_lost_runs:
-                self.waiting.add(sequence)
-            else:
-                message = f"the worker was lost {sequence.num_lost_runs} times in a row while it ran this choice"
-                emissions.append(self.registry.finish(sequence, FinishReason.ERROR, error_message=message))
-        return emissions
+                sequence.home = None
+                self._wait(sequence, now)
+                continue
+            message = f"the worker was lost {sequence.num_lost_runs} times in a row while it ran this choice"
+            endings.append(self._finish(sequence, FinishReason.ERROR, now, error_message=message))
+        self._rehome(now)
+        return endings
 
-    def submit(self, request: GenerateRequest, now: float) -> None:
-        """Queues all choices of a request, or none. `sampling.seed` must be set.
+    def submit(self, request: GenerateRequest, now: float) -> tuple[int, ...]:
+        """Queues all choices of a request, or none; returns their keys. `sampling.seed` must be set.
 
         Raises InvalidRequest or ContextLengthExceeded (bad at any time), DuplicateRequest (its id is open), Overloaded
         (the queue has no room for all n) or Unavailable (no worker was ever attached).
@@ -106,42 +133,59 @@ class Scheduler:
         sequences = self._sequences(request, self._model, now)
         self.registry.open(request.request_id, sequences)
         for sequence in sequences:
-            self.waiting.add(sequence)
+            self._wait(sequence, now)
+            if request.deadline_s is not None:
+                heapq.heappush(self._deadlines, (now + request.deadline_s, sequence.key, sequence))
+        return tuple(sequence.key for sequence in sequences)
 
-    def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> list[Emission]:
+    def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = (), *, now: float) -> list[Ending]:
         """Ends choices (none named: all) at once. Unknown and finished ones are ignored.
 
-        What a choice holds on a worker with a step in flight comes back with that step's commit.
+        What a choice holds on a worker with steps in flight comes back with the commit of the last that names it.
         """
         choices = self.registry.choices(request_id)
         named = sorted(choices.keys() & choice_indexes) if choice_indexes else list(choices)
-        return [self._end(choices[choice_index], FinishReason.CANCELLED) for choice_index in named]
+        return [self._end(choices[choice_index], FinishReason.CANCELLED, now) for choice_index in named]
 
-    def end_all(self, reason: str) -> list[Emission]:
+    def end_all(self, reason: str, now: float) -> list[Ending]:
         """Ends every open choice with an error, `reason`; what they hold comes back as after a cancel."""
-        return [self._end(sequence, FinishReason.ERROR, error_message=reason) for sequence in self.registry.sequences()]
+        sequences = self.registry.sequences()
+        return [self._end(sequence, FinishReason.ERROR, now, error_message=reason) for sequence in sequences]
+
+    def expire(self, now: float) -> list[Ending]:
+        """Ends the choices whose deadline has passed."""
+        endings: list[Ending] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if not sequence.finished:
+                message = f"the deadline of {sequence.request.deadline_s:g} s has passed"
+                endings.append(self._end(sequence, FinishReason.DEADLINE, now, error_message=message))
+        return endings
 
     def plan(self, worker_id: str, now: float) -> BatchPlan | None:
-        """Reserves and returns the next step of a worker; None while one is in flight, or if nothing is to do."""
+        """Reserves and returns the next step of a worker.
+
+        None if as many are in flight as may be, or if nothing is to do before one is committed.
+        """
         group = self.groups[worker_id]
-        if group.in_flight is not None:
+        if len(group.in_flight) >= self.limits.max_num_steps_in_flight:
             return None
         draft = StepDraft(group)
         draft.continue_decodes()
         draft.continue_chunks()
         # Blocks were short just now: a newcomer would take what the preempted ones need.
-        if not draft.preempted:
-            draft.admit(self.waiting)
+        if not draft.preempted and len(self.waiting):
+            self._admit(draft, group, now)
+        for victim, claimant, waits_again in draft.preempted:
+            self._note_preemption(group, victim, claimant, now, waits_again=waits_again)
         step = draft.step()
         if step is None:
             return None
-        self._note_admissions(draft.admitted, now)
-        self._requeue(draft.preempted)
         group.launch(step)
         return step.plan
 
-    def commit(self, worker_id: str, result: StepResult, now: float) -> list[Emission]:
-        """Takes the result of a worker's step in flight; any other result is ignored.
+    def commit(self, worker_id: str, result: StepResult, now: float) -> Committed:
+        """Takes the result of a worker's oldest step in flight; that of a step not in flight is ignored.
 
         Raises EngineError, and changes nothing, if it does not answer its plan: the worker is broken,
         abandon it.
@@ -149,15 +193,45 @@ class Scheduler:
         group = self.groups.get(worker_id)
         step = None if group is None else group.step_of(result)
         if group is None or step is None:
-            return []
-        check_result(step, result, group.hello.model.vocab_size)
-        return advance(group, step, result, self.registry, now)
+            return Committed(NO_TOKENS, [], None)
+        drawn = Drawn.of(result)
+        check_result(group, step, drawn, result)
+        endings: list[Ending] = []
 
-    def step_facts(self, worker_id: str) -> StepFacts:
-        """The size of a worker's step in flight, or of its last one; there must have been one."""
-        facts = self.groups[worker_id].last_step_facts
-        assert facts is not None
-        return facts
+        def finish(binding: Binding, reason: FinishReason, stop_token_id: int | None, error_message: str) -> None:
+            endings.append(
+                self._end(binding.sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
+            )
+
+        commit = StepCommit(group, step, drawn, result, finish)
+        commit.advance()
+        commit.fail()
+        tokens = commit.take_tokens(now)
+        self._charge_outputs(commit.tenants)
+        for sequence in group.finish_step():
+            self._wait(sequence, now)
+        return Committed(tokens, endings, step.facts)
+
+    def last_step_facts(self, worker_id: str) -> StepFacts | None:
+        """The size of the newest step in flight; None if there is none."""
+        in_flight = self.groups[worker_id].in_flight
+        return in_flight[-1].facts if in_flight else None
+
+    def num_in_flight(self, worker_id: str) -> int:
+        return len(self.groups[worker_id].in_flight)
+
+    def is_idle(self, worker_id: str) -> bool:
+        """Whether a worker runs nothing and has nothing in flight, so that it can go without loss."""
+        group = self.groups[worker_id]
+        return not group.bound and not group.in_flight
+
+    def timelines(self, request_id: str) -> tuple[Timeline, ...] | None:
+        """Those of the choices of a request that is open or ended lately."""
+        for sequence in self.registry.choices(request_id).values():
+            if (binding := sequence.binding) is not None:
+                columns = self.groups[binding.worker_id].columns
+                sequence.history.runs(int(columns.num_steps[binding.slot]), int(columns.num_held_steps[binding.slot]))
+        return self.registry.timelines(request_id)
 
     def stats(self) -> Stats:
         counters = self.registry.counters
@@ -180,55 +254,163 @@ class Scheduler:
         resumed = dict(request.resume)
         sampling = request.sampling
         assert sampling.max_tokens is not None
-        return [
-            Sequence(
+        sequences: list[Sequence] = []
+        for index in range(request.n):
+            self._num_keys += 1
+            order = policy.queue_order(
+                self.limits,
+                priority=request.priority,
+                arrived_at=now,
+                arrival=self._num_arrivals,
+                choice_index=index,
+            )
+            sequence = Sequence(
+                key=self._num_keys,
                 request=request,
                 request_id=request.request_id,
                 choice_index=index,
                 num_prompt_tokens=len(request.prompt_token_ids),
-                order=policy.scheduling_order(request.priority, self._num_arrivals, index),
+                order=order,
+                tenant=self.waiting.open_tenant(request.tenant),
                 stop_token_ids=stop_token_ids(sampling, model),
                 max_tokens=sampling.max_tokens,
                 wants_logprobs=sampling.logprobs is not None,
-                token_ids=[*request.prompt_token_ids, *resumed.get(index, ())],
+                token_ids=token_array(request.prompt_token_ids + resumed.get(index, ())),
                 arrived_at=now,
+                history=History(now),
+                siblings=sequences,
             )
-            for index in range(request.n)
-        ]
+            sequences.append(sequence)
+        return sequences
 
-    def _note_admissions(self, admitted: list[Binding], now: float) -> None:
-        counters = self.registry.counters
-        for binding in admitted:
-            sequence = binding.sequence
-            if sequence.admitted_at is not None:
+    def _wait(self, sequence: Sequence, now: float) -> None:
+        """Puts a sequence into the queue, at its old place if it was there before."""
+        self.waiting.add(sequence)
+        if sequence.home is None:
+            self._placer.place(sequence, self.groups.values())
+        self._count_home(sequence, 1)
+        num_ahead, behind = self.waiting.ahead_of(sequence)
+        reason = WaitReason.WORKER if sequence.home is None else WaitReason.QUEUE
+        sequence.history.waits(reason, now, num_ahead=num_ahead, behind=behind)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._count_home(sequence, -1)
+
+    def _count_home(self, sequence: Sequence, sign: int) -> None:
+        group = None if sequence.home is None else self.groups.get(sequence.home)
+        if group is not None:
+            group.num_homed_seqs += sign
+            group.num_homed_tokens += sign * len(sequence.token_ids)
+
+    def _rehome(self, now: float) -> None:
+        """The workers are others now: finds homes for those in the queue that have none."""
+        for sequence in self.waiting:
+            group = None if sequence.home is None else self.groups.get(sequence.home)
+            if group is not None and not group.draining:
                 continue
-            sequence.admitted_at = now
-            sequence.num_cached_tokens = min(binding.num_computed_tokens, sequence.num_prompt_tokens)
-            counters.num_prompt_tokens += sequence.num_prompt_tokens
-            if self.limits.enable_prefix_caching:
-                counters.prefix_cache_queried_tokens += sequence.num_prompt_tokens
-                counters.prefix_cache_hit_tokens += sequence.num_cached_tokens
+            self._count_home(sequence, -1)
+            self._placer.place(sequence, self.groups.values())
+            self._count_home(sequence, 1)
+            if sequence.home is None:
+                sequence.history.waits(WaitReason.WORKER, now)
 
-    def _requeue(self, preempted: list[Sequence]) -> None:
-        self.registry.counters.num_preemptions += len(preempted)
-        for sequence in preempted:
-            sequence.num_preemptions += 1
-            self.waiting.add(sequence)
+    def _admit(self, draft: StepDraft, group: WorkerGroup, now: float) -> None:
+        def take(sequence: Sequence, offer: Offer) -> None:
+            self._leave_queue(sequence)
+            sequence.home = group.hello.worker_id
+            if sequence.memory_order is None:
+                self._num_admissions += 1
+                sequence.memory_order = policy.memory_order(self.limits, sequence.order, self._num_admissions)
+                self._note_first_admission(sequence, offer.num_computed_tokens, now)
+            sequence.history.starts(group.hello.worker_id, offer.num_computed_tokens, now)
+
+        Admission(draft, group, self.waiting, take, now).run(self._home_has_room)
+
+    def _home_has_room(self, sequence: Sequence) -> bool:
+        home = None if sequence.home is None else self.groups.get(sequence.home)
+        return home is not None and home.has_room(len(sequence.token_ids))
+
+    def _note_first_admission(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
+        counters = self.registry.counters
+        sequence.admitted_at = now
+        sequence.num_cached_tokens = min(num_computed_tokens, sequence.num_prompt_tokens)
+        counters.num_prompt_tokens += sequence.num_prompt_tokens
+        if self.limits.enable_prefix_caching:
+            counters.prefix_cache_queried_tokens += sequence.num_prompt_tokens
+            counters.prefix_cache_hit_tokens += sequence.num_cached_tokens
+        num_missing_tokens = sequence.num_prompt_tokens - sequence.num_cached_tokens
+        self.waiting.charge(sequence.tenant.index, policy.PROMPT_TOKEN_WEIGHT * num_missing_tokens)
+
+    def _note_preemption(
+        self, group: WorkerGroup, victim: Binding, claimant: Sequence, now: float, *, waits_again: bool
+    ) -> None:
+        self.registry.counters.num_preemptions += 1
+        victim.sequence.num_preemptions += 1
+        self._note_stop(group, victim, now, preempted_by=claimant.request_id)
+        if waits_again:
+            self._wait(victim.sequence, now)
+
+    def _note_stop(
+        self, group: WorkerGroup, binding: Binding, now: float, *, preempted_by: str = "", worker_lost: bool = False
+    ) -> None:
+        columns, slot = group.columns, binding.slot
+        binding.sequence.history.stops(
+            now,
+            num_steps=int(columns.num_steps[slot]),
+            num_held_steps=int(columns.num_held_steps[slot]),
+            preempted_by=preempted_by,
+            worker_lost=worker_lost,
+        )
+
+    def _charge_outputs(self, tenants: Ints) -> None:
+        self.registry.counters.num_generation_tokens += len(tenants)
+        if not len(tenants):
+            return
+        if (tenants == tenants[0]).all():
+            self.waiting.charge(int(tenants[0]), policy.OUTPUT_TOKEN_WEIGHT * len(tenants))
+            return
+        for tenant, count in zip(*np.unique(tenants, return_counts=True), strict=True):
+            self.waiting.charge(int(tenant), policy.OUTPUT_TOKEN_WEIGHT * int(count))
 
     def _measure_memory(self) -> None:
         # With no worker attached the last measure stands: requests wait for one to come back.
         if self.groups:
             self._num_kv_tokens = max(group.num_kv_tokens for group in self.groups.values())
 
-    def _end(self, sequence: Sequence, reason: FinishReason, *, error_message: str = "") -> Emission:
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token_id: int | None = None,
+        error_message: str = "",
+    ) -> Ending:
         binding = sequence.binding
         if binding is None:
-            self.waiting.remove(sequence)
-        else:
-            self.groups[binding.worker_id].retire(binding)
-        return self.registry.finish(sequence, reason, error_message=error_message)
+            self._leave_queue(sequence)
+            return self._finish(sequence, reason, now, error_message=error_message)
+        group = self.groups[binding.worker_id]
+        group.flush(binding)
+        self._note_stop(group, binding, now)
+        ending = self._finish(sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
+        group.end(binding)
+        return ending
 
-    def _refuse(self, sequence: Sequence) -> Emission:
-        self.waiting.remove(sequence)
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token_id: int | None = None,
+        error_message: str = "",
+    ) -> Ending:
+        self.waiting.close_tenant(sequence.tenant)
+        return self.registry.finish(sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
+
+    def _refuse(self, sequence: Sequence, now: float) -> Ending:
+        self._leave_queue(sequence)
         message = f"the attached workers' KV memory holds {self._num_kv_tokens} tokens, which is too few by now"
-        return self.registry.finish(sequence, FinishReason.ERROR, error_message=message)
+        return self._finish(sequence, FinishReason.ERROR, now, error_message=message)

@@ -1,35 +1,60 @@
-"""What is known of one choice, and how far a worker has come with it."""
+"""What is known of one choice, and its place in a worker."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pageloom.outputs import FinishReason
 from pageloom.requests import GenerateRequest
-from scheduler_svc.core.prefix_cache import HashChain, Prefix
+from scheduler_svc.core.history import History
+from scheduler_svc.core.prefix_cache import HashChain, Prefix, TokenIds
+
+Order = tuple[float, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """Whose requests these are, and how much they were served: Sheng et al.'s virtual token counter."""
+
+    name: str
+    index: int
+    num_served: int = 0
+    num_open: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """One choice of a request: its tokens, when it ends, and what the shell wants to know of it.
 
-    It waits (no binding), runs (bound to a slot), may go back to waiting (preempted, worker lost),
-    and finishes once. A choice cancelled during a step is finished but bound until that step's commit.
+    It waits (no binding), runs (bound to a slot), may go back to waiting (preempted, worker lost), and finishes
+    once. One that ends or is preempted while steps are in flight stays bound until they are committed.
+    While it is bound, its newest tokens are in its slot's tail: `WorkerGroup.flush` brings them here.
     """
 
+    key: int
     request: GenerateRequest
     request_id: str
     choice_index: int
     num_prompt_tokens: int
-    order: tuple[int, int, int]  # (priority, arrival, choice_index): smaller goes first, in the queue and in memory
+    # Its place in the queue, for life: smaller goes first.
+    order: Order
+    tenant: Tenant
     stop_token_ids: frozenset[int]
     arrived_at: float
-    token_ids: list[int]
+    token_ids: TokenIds
     max_tokens: int
     wants_logprobs: bool
+    history: History
+    # All choices of its request, this one too.
+    siblings: list[Sequence]
+    # Its place in memory, for life, from its first admission on: the last one is preempted first.
+    memory_order: Order | None = None
+    home: str | None = None
     binding: Binding | None = None
     finished: bool = False
-    hash_chain: HashChain | None = None
+    hash_chains: dict[int, HashChain] = field(default_factory=dict)
+    # Blocks of those that were admitted while this one, before them in the queue, waited for blocks.
+    num_passed_blocks: int = 0
     num_cached_tokens: int = 0
     num_lost_runs: int = 0
     num_preemptions: int = 0
@@ -41,45 +66,40 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def max_len(self) -> int:
+        return self.num_prompt_tokens + self.max_tokens
+
+    @property
     def max_num_kv_tokens(self) -> int:
         """Tokens whose KV it needs at its longest: nothing reads that of its last token."""
-        return self.num_prompt_tokens + self.max_tokens - 1
+        return self.max_len - 1
 
-    def append(self, token_id: int, now: float) -> FinishReason | None:
-        """Adds a generated token; the reason if it ends the choice."""
-        self.token_ids.append(token_id)
-        if self.first_token_at is None:
-            self.first_token_at = now
-        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
+    def end_after(self, token_id: int, num_known_tokens: int) -> FinishReason | None:
+        """Why the choice ends with its token `token_id`, the last of `num_known_tokens`; None if it goes on."""
         # Before min_tokens the sampler masks what would stop; a stop token there was not meant as one.
+        num_output_tokens = num_known_tokens - self.num_prompt_tokens
         if token_id in self.stop_token_ids and num_output_tokens > self.request.sampling.min_tokens:
             return FinishReason.STOP
-        if num_output_tokens >= self.max_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if num_known_tokens >= self.max_len else None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Binding:
-    """A sequence's place in one worker: slot, block table, progress. It dies whole, so nothing stale survives it.
+    """A sequence's place in one worker: slot and block table. It dies whole, so nothing stale survives it.
 
-    The KV of the first `num_computed_tokens` is written and acknowledged. `continues` mirrors the
-    worker: the last run drew a token, so the next one needs no word in the plan. The first
-    `num_published_blocks` are offered to the prefix cache; `published` is the last of them, or the
-    namespace.
+    The first `num_published_blocks` are offered to the prefix cache; `published` is the last of them, or the
+    namespace. The full blocks of its known tokens up to `num_promised_blocks` are promised to those that wait
+    for the same prefix. `num_known_at_start` tokens were known when it was bound. After a failed run nothing
+    of it is published.
     """
 
     sequence: Sequence
-    order: tuple[int, int, int]  # the sequence's
+    order: Order  # the sequence's memory_order
     worker_id: str
     slot: int
     block_ids: list[int]
-    num_computed_tokens: int
+    num_known_at_start: int
     num_published_blocks: int
+    num_promised_blocks: int
     published: Prefix
-    continues: bool = False
-
-    @property
-    def num_remaining_tokens(self) -> int:
-        """Known tokens without KV. A run of all of them draws the next."""
-        return len(self.sequence.token_ids) - self.num_computed_tokens
+    failed: bool = False

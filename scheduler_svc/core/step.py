@@ -6,14 +6,19 @@ from dataclasses import dataclass
 
 from pageloom.plan import BatchPlan
 from scheduler_svc.core.emission import StepFacts
-from scheduler_svc.core.sequence import Binding
+from scheduler_svc.core.slot_columns import Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A plan in flight: its runs with their tokens, and the slots that have to come back with a token."""
+    """A plan in flight: the slots that run, and those of them that have to come back with a token.
+
+    No slot changes its sequence before the commit of the last step that names it, so slots say enough.
+    """
 
     plan: BatchPlan
-    runs: tuple[tuple[Binding, int], ...]
-    drawing_slots: frozenset[int]
+    decode_slots: Ints  # one token each, ascending
+    chunk_slots: Ints
+    chunk_lens: Ints
+    drawing_slots: Ints
     facts: StepFacts

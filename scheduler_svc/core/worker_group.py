@@ -1,25 +1,28 @@
-"""One attached worker as the core sees it: slots, KV blocks, the step in flight."""
+"""One attached worker as the core sees it: slots, KV blocks, the steps in flight."""
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
+
+import numpy as np
 
 from pageloom.plan import StepResult, WorkerHello
-from scheduler_svc.core import policy
-from scheduler_svc.core.block_table import BlockTables
-from scheduler_svc.core.emission import StepFacts, WorkerStats
+from scheduler_svc.core.block_table import BlockTables, Offer
+from scheduler_svc.core.emission import WorkerStats
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.ordered import Ordered
 from scheduler_svc.core.prefix_cache import CacheNamespace
 from scheduler_svc.core.sequence import Binding, Sequence
+from scheduler_svc.core.slot_columns import Bools, SlotColumns
 from scheduler_svc.core.step import Step
 
 
 class WorkerGroup:
     """Mirrors the worker's slots. Made at attach, dropped whole at its loss: nothing in it outlives an epoch.
 
-    One step is in flight at most. What it names (slots, blocks) changes hands only after its commit:
-    `in_flight` becomes a queue and `retiring` is kept by step once plans are sent one step ahead.
+    What a step in flight names (slots, blocks) changes hands only after its commit. Whoever has to go
+    before that is `closing`: released at the worker by the next plan, but bound here until then.
     """
 
     def __init__(self, hello: WorkerHello, epoch: int, limits: Limits) -> None:
@@ -28,93 +31,171 @@ class WorkerGroup:
         self.num_slots = min(limits.max_num_seqs, hello.max_num_seqs)
         self.max_num_batched_tokens = min(limits.max_num_batched_tokens, hello.max_num_batched_tokens)
         self.tables = BlockTables(hello.cache, enable_prefix_caching=limits.enable_prefix_caching)
+        self.namespace = CacheNamespace(salt="", model_digest=hello.model.digest, kv_dtype=hello.model.dtype)
+        self.columns = SlotColumns(self.num_slots, hello.cache.block_size)
+        self.is_eos: Bools = np.zeros(hello.model.vocab_size, np.bool_)
+        self.is_eos[list(hello.model.eos_token_ids)] = True
         self.bound: Ordered[Binding] = Ordered()
-        self.in_flight: Step | None = None
+        self.by_slot: list[Binding | None] = [None] * self.num_slots
+        # Active ones that are behind by more than the token they drew last, in order.
+        self.catching_up: Ordered[Binding] = Ordered()
+        self.closing: list[Binding] = []
+        self.in_flight: deque[Step] = deque()
         self.num_steps = 0
-        self.last_step_facts: StepFacts | None = None
+        self.num_committed_steps = 0
+        self.draining = False
+        # Of the queue, what is meant for this worker.
+        self.num_homed_seqs = 0
+        self.num_homed_tokens = 0
         # A heap: the lowest slot is bound next, which keeps the worker's batch compact.
         self.free_slots = list(range(self.num_slots))
         # Freed since the last plan. The worker frees them first, so the next plan may bind them again.
         self.released_slots: list[int] = []
-        # Finished during the step in flight, still bound until its commit.
-        self.retiring: list[Binding] = []
 
     @property
     def num_kv_tokens(self) -> int:
         return self.hello.cache.num_blocks * self.hello.cache.block_size
 
-    def bind(self, sequence: Sequence) -> Binding | None:
-        """Gives a waiting sequence a slot, its cached prefix, and blocks for all its known tokens.
+    def namespace_of(self, sequence: Sequence) -> CacheNamespace:
+        salt = sequence.request.cache_salt
+        if not salt:
+            return self.namespace
+        return CacheNamespace(salt=salt, model_digest=self.namespace.model_digest, kv_dtype=self.namespace.kv_dtype)
 
-        None, and nothing changed, if there is no slot or too little memory now.
-        """
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many known tokens could be admitted now, with nothing of it cached."""
+        num_needed_blocks = self.tables.num_blocks_for(num_tokens) + len(self.bound)
+        return not self.draining and bool(self.free_slots) and num_needed_blocks <= self.tables.pool.num_free
+
+    def bind(self, sequence: Sequence, offer: Offer) -> tuple[Binding, tuple[int, int] | None]:
+        """Gives a waiting sequence a slot and the blocks it was offered; also the block copy that they need."""
         assert sequence.binding is None
-        assert not sequence.finished
-        if not self.free_slots:
-            return None
-        blocks = self.tables.attach(sequence, self._namespace(sequence), policy.num_reserved_blocks(len(self.bound)))
-        if blocks is None:
-            return None
+        assert sequence.memory_order is not None
+        blocks = self.tables.attach(sequence, self.namespace_of(sequence), offer)
+        num_known_tokens = len(sequence.token_ids)
+        caches = self.tables.enable_prefix_caching
         binding = Binding(
             sequence=sequence,
-            order=sequence.order,
+            order=sequence.memory_order,
             worker_id=self.hello.worker_id,
             slot=heapq.heappop(self.free_slots),
             block_ids=blocks.block_ids,
-            num_computed_tokens=blocks.num_cached_blocks * self.tables.block_size,
-            num_published_blocks=blocks.num_cached_blocks,
+            num_known_at_start=num_known_tokens,
+            num_published_blocks=blocks.num_published_blocks,
+            num_promised_blocks=num_known_tokens // self.tables.block_size if caches else 0,
             published=blocks.published,
         )
+        self._write_columns(binding, offer.num_computed_tokens)
+        self.tables.promise(binding)
         sequence.binding = binding
+        self.by_slot[binding.slot] = binding
         self.bound.add(binding)
-        return binding
+        self.catching_up.add(binding)
+        return binding, blocks.copy
 
-    def unbind(self, binding: Binding) -> None:
-        """Takes slot and blocks back. No step in flight may name them."""
-        self.tables.release(binding)
-        self.bound.remove(binding)
-        heapq.heappush(self.free_slots, binding.slot)
-        self.released_slots.append(binding.slot)
-        binding.sequence.binding = None
+    def close(self, binding: Binding) -> bool:
+        """It runs no further: released at the worker by the next plan. Whether slot and blocks are free at once;
+        otherwise they are when the steps in flight that name them are committed."""
+        columns, slot = self.columns, binding.slot
+        self.flush(binding)
+        self.tables.break_promises(binding)
+        if columns.active[slot] and not columns.continues[slot]:
+            self.catching_up.remove(binding)
+        columns.active[slot] = columns.continues[slot] = False
+        columns.open[slot] = not binding.sequence.finished
+        self.released_slots.append(slot)
+        if columns.last_step[slot] <= self.num_committed_steps:
+            self._unbind(binding)
+            return True
+        self.closing.append(binding)
+        return False
 
-    def retire(self, binding: Binding) -> None:
-        """Its choice was cancelled: unbinds it, but only after the commit of a step in flight."""
-        if self.in_flight is None:
-            self.unbind(binding)
+    def end(self, binding: Binding) -> None:
+        """Its sequence has just finished, perhaps while it was closing."""
+        if self.columns.active[binding.slot]:
+            self.close(binding)
         else:
-            self.retiring.append(binding)
+            self.flush(binding)
+            self.columns.open[binding.slot] = False
+
+    def flush(self, binding: Binding) -> None:
+        """Brings the tokens that are known here alone to the sequence."""
+        token_ids = binding.sequence.token_ids
+        token_ids.frombytes(self.columns.tail_tokens(binding.slot, len(token_ids)))
 
     def launch(self, step: Step) -> None:
-        assert self.in_flight is None
-        self.in_flight = step
+        self.in_flight.append(step)
         self.num_steps = step.plan.step
-        self.last_step_facts = step.facts
         self.released_slots.clear()
 
     def step_of(self, result: StepResult) -> Step | None:
         """The step in flight that a result belongs to; None if the result is of another."""
-        step = self.in_flight
-        if step is None or (result.epoch, result.step) != (step.plan.epoch, step.plan.step):
+        if result.epoch != self.epoch:
             return None
-        return step
+        return next((step for step in self.in_flight if step.plan.step == result.step), None)
 
-    def finish_step(self) -> None:
-        """The step's changes are made: what was kept for it is free."""
-        self.in_flight = None
-        for binding in self.retiring:
-            self.unbind(binding)
-        self.retiring.clear()
+    def finish_step(self) -> list[Sequence]:
+        """The oldest step's changes are made: what was kept for it is free. The sequences that wait again."""
+        self.num_committed_steps = self.in_flight.popleft().plan.step
+        requeued: list[Sequence] = []
+        if not self.closing:
+            return requeued
+        still_closing: list[Binding] = []
+        for binding in self.closing:
+            if self.columns.last_step[binding.slot] > self.num_committed_steps:
+                still_closing.append(binding)
+                continue
+            if not binding.sequence.finished:
+                self.flush(binding)
+                requeued.append(binding.sequence)
+            self._unbind(binding)
+        self.closing = still_closing
+        return requeued
+
+    def dissolve(self) -> list[Sequence]:
+        """The worker is lost: the unfinished sequences that were bound, with the tokens that they have."""
+        unfinished: list[Sequence] = []
+        for binding in self.bound:
+            if not binding.sequence.finished:
+                self.flush(binding)
+                unfinished.append(binding.sequence)
+            binding.sequence.binding = None
+        return unfinished
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
             worker_id=self.hello.worker_id,
             epoch=self.epoch,
             cache=self.hello.cache,
-            num_running=len(self.bound) - len(self.retiring),
+            num_running=int(np.count_nonzero(self.columns.open)),
             num_free_blocks=self.tables.pool.num_free,
             num_cached_blocks=len(self.tables.prefix_cache),
+            draining=self.draining,
         )
 
-    def _namespace(self, sequence: Sequence) -> CacheNamespace:
-        model = self.hello.model
-        return CacheNamespace(salt=sequence.request.cache_salt, model_digest=model.digest, kv_dtype=model.dtype)
+    def _write_columns(self, binding: Binding, num_computed_tokens: int) -> None:
+        columns, slot, sequence = self.columns, binding.slot, binding.sequence
+        sampling = sequence.request.sampling
+        columns.open[slot] = columns.active[slot] = True
+        columns.continues[slot] = False
+        columns.num_computed[slot] = columns.num_planned[slot] = num_computed_tokens
+        columns.num_known[slot] = columns.num_drawn[slot] = len(sequence.token_ids)
+        columns.capacity[slot] = len(binding.block_ids) * self.tables.block_size
+        columns.max_len[slot] = sequence.max_len
+        columns.key[slot] = sequence.key
+        columns.num_prompt[slot] = sequence.num_prompt_tokens
+        columns.tenant[slot] = sequence.tenant.index
+        columns.waits_for_tokens[slot] = sequence.request.wait_for_tokens
+        columns.wants_logprobs[slot] = sequence.wants_logprobs
+        columns.ends_at_eos[slot] = not sampling.ignore_eos
+        columns.has_stop_tokens[slot] = bool(sampling.stop_token_ids)
+        columns.num_steps[slot] = columns.num_held_steps[slot] = 0
+        columns.last_step[slot] = 0
+
+    def _unbind(self, binding: Binding) -> None:
+        self.columns.open[binding.slot] = False
+        self.tables.release(binding)
+        self.bound.remove(binding)
+        self.by_slot[binding.slot] = None
+        heapq.heappush(self.free_slots, binding.slot)
+        binding.sequence.binding = None

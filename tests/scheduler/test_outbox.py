@@ -1,47 +1,71 @@
-"""Events reach a fast reader one by one and a slow one joined, complete and in order."""
+"""A Generate call of its own: one message for each choice and step, joined when its client is slow."""
 
 import asyncio
 
-from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokenLogprobs, TokensGenerated
+import grpc
+import pytest
+
+from pageloom import wire
+from pageloom.errors import Overloaded
+from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
+from pageloom.requests import GenerateRequest
+from pageloom.rpc.v1 import engine_pb2_grpc
+from pageloom.sampling_params import SamplingParams
 from scheduler_svc.outbox import Outbox
+from tests.support.puppet_driver import PuppetDriver, engine_server
+
+REQUEST = wire.generate_request_to_proto(
+    GenerateRequest(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(), n=2)
+)
 
 
-def tokens(choice: int, first: int, *token_ids: int) -> TokensGenerated:
-    logprobs = tuple(TokenLogprobs(-float(token), (token,), (-1.0,)) for token in token_ids)
-    return TokensGenerated(choice_index=choice, first_index=first, token_ids=token_ids, logprobs=logprobs)
-
-
-def finished(choice: int, count: int) -> ChoiceFinished:
-    return ChoiceFinished(choice_index=choice, reason=FinishReason.STOP, num_output_tokens=count, num_cached_tokens=0)
-
-
-async def read_all(outbox: Outbox) -> list[GenerateEvent]:
-    return [event async for event in outbox.events()]
-
-
-async def test_a_fast_reader_gets_each_event():
-    outbox = Outbox(1)
-    reading = asyncio.create_task(read_all(outbox))
-    sent: list[GenerateEvent] = [tokens(0, 0, 5), tokens(0, 1, 6), finished(0, 2)]
-    for event in sent:
-        outbox.put(event)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert await reading == sent
-
-
-async def test_a_slow_reader_gets_them_joined_by_choice():
+async def test_tokens_become_events_that_are_joined_until_taken():
     outbox = Outbox(2)
-    for event in (tokens(0, 0, 5), tokens(1, 0, 7), tokens(0, 1, 6, 8), finished(1, 1), finished(0, 3)):
-        outbox.put(event)
-    assert await read_all(outbox) == [tokens(0, 0, 5, 6, 8), tokens(1, 0, 7), finished(1, 1), finished(0, 3)]
+    scored = TokenLogprobs(-1.0, (5,), (-1.0,))
+    outbox.put_token(1, 0, 5, scored)
+    outbox.put_token(0, 0, 6, None)
+    outbox.put_token(1, 1, 5, scored)
+    assert await outbox.take() == [
+        TokensGenerated(choice_index=1, first_index=0, token_ids=(5, 5), logprobs=(scored, scored)),
+        TokensGenerated(choice_index=0, first_index=0, token_ids=(6,)),
+    ]
 
 
-async def test_what_arrives_while_the_reader_holds_an_event_is_not_lost():
-    outbox = Outbox(1)
-    outbox.put(tokens(0, 0, 1))
-    events = outbox.events()
-    assert await anext(events) == tokens(0, 0, 1)
-    outbox.put(tokens(0, 1, 2))
-    outbox.put(finished(0, 2))
-    assert [event async for event in events] == [tokens(0, 1, 2), finished(0, 2)]
+async def test_a_call_ends_after_the_last_choice():
+    driver = PuppetDriver()
+    async with engine_server(driver) as address, grpc.aio.insecure_channel(address) as channel:
+        call = engine_pb2_grpc.EngineStub(channel).Generate(REQUEST)
+        reading = asyncio.create_task(read_all(call))
+        while "r" not in driver.readers:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        driver.step(0, 8)
+        driver.finish("r", 0, choice_index=1)
+        driver.step(1, 9)
+        driver.finish("r", 2)
+        *tokens, first, last = await reading
+        assert isinstance(first, ChoiceFinished)
+        assert isinstance(last, ChoiceFinished)
+        assert (first.choice_index, last.choice_index, last.reason) == (1, 0, FinishReason.LENGTH)
+        assert [token for event in tokens for token in event.token_ids] == [8, 9]
+        assert driver.closed == ["r"]
+
+
+async def test_leaving_and_refusals():
+    driver = PuppetDriver()
+    async with engine_server(driver) as address, grpc.aio.insecure_channel(address) as channel:
+        engine = engine_pb2_grpc.EngineStub(channel)
+        call = engine.Generate(REQUEST)
+        while "r" not in driver.readers:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        call.cancel()
+        async with asyncio.timeout(5):
+            while driver.closed != ["r"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        driver.refusal = Overloaded("full")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all(engine.Generate(REQUEST))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def read_all(call):
+    return [wire.event_from_proto(event) async for event in call]

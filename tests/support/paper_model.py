@@ -68,9 +68,11 @@ def stops(sampling: SamplingParams) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class SoloRun:
-    """What a choice comes to when it runs alone: all its output tokens and why it ends."""
+    """What a choice comes to when it runs alone: all its output tokens, the KV of all tokens but the last, and why
+    it ends."""
 
     token_ids: list[int]
+    kv: list[int]
     reason: FinishReason
     stop_token_id: int | None
 
@@ -81,36 +83,49 @@ def solo_run(prompt: tuple[int, ...], sampling: SamplingParams, choice_index: in
     for token_id in prompt:
         context.append(kv_of(context, token_id))
     output: list[int] = []
+    stop_token_ids = stops(sampling)
     while True:
         token_id = draw(context, sampling, choice_index, len(context), len(output))
         output.append(token_id)
-        if token_id in stops(sampling) and len(output) > sampling.min_tokens:
-            return SoloRun(output, FinishReason.STOP, token_id)
+        if token_id in stop_token_ids and len(output) > sampling.min_tokens:
+            return SoloRun(output, context, FinishReason.STOP, token_id)
         if len(output) == sampling.max_tokens:
-            return SoloRun(output, FinishReason.LENGTH, None)
+            return SoloRun(output, context, FinishReason.LENGTH, None)
         context.append(kv_of(context, token_id))
 
 
 @dataclass(slots=True)
-class _Slot:
+class PaperSlot:
+    """What a worker keeps of a choice: its tokens, its block table, and how far it has come."""
+
     admission: Admission
     token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
     continues: bool = False
 
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Since it was bound."""
+        return len(self.token_ids) - len(self.admission.token_ids)
+
 
 class PaperWorker:
-    """Carries out plans by the letter of worker.proto, and asserts that they keep to it."""
+    """Carries out plans by the letter of worker.proto, one after the other, and asserts that they keep to it."""
 
     def __init__(self, hello: WorkerHello, epoch: int) -> None:
         self.hello = hello
         self.epoch = epoch
         self.step = 0
-        self.slots: dict[int, _Slot] = {}
+        self.slots: dict[int, PaperSlot] = {}
+        block_size, num_blocks = hello.cache.block_size, hello.cache.num_blocks
         # What was never written reads as garbage, different in each place.
-        garbage = itertools.count(epoch * 1_000_000 + 1)
-        self._kv = [[-next(garbage) for _ in range(hello.cache.block_size)] for _ in range(hello.cache.num_blocks)]
+        start = epoch * 1_000_000 + 1
+        self._kv = [
+            [-(start + block_id * block_size + at) for at in range(block_size)] for block_id in range(num_blocks)
+        ]
+        # The step that wrote each place; 0 is none.
+        self._written_by = [[0] * block_size for _ in range(num_blocks)]
 
     def apply(self, plan: BatchPlan) -> dict[int, int]:
         """Changes the slots as planned; returns how many tokens each slot has to run."""
@@ -128,6 +143,7 @@ class PaperWorker:
         for slot, count in zip(plan.grown_slots, plan.grown_counts, strict=True):
             self.slots[slot].block_ids += itertools.islice(block_ids, count)
         assert next(block_ids, None) is None, "blocks for nobody"
+        self._copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         return self._runs(plan)
 
     def execute(self, runs: dict[int, int], failing_slots: Collection[int] = ()) -> StepResult:
@@ -140,6 +156,7 @@ class PaperWorker:
                 drawn[slot] = token_id
         for (block_id, offset), value in written.items():
             self._kv[block_id][offset] = value
+            self._written_by[block_id][offset] = self.step
         return StepResult(
             epoch=self.epoch,
             step=self.step,
@@ -153,6 +170,21 @@ class PaperWorker:
             failures=dict.fromkeys(failing_slots, "no numbers"),
         )
 
+    def kv(self, slot: PaperSlot) -> list[int]:
+        """What the slot's computed tokens read."""
+        return self._read(self._kv, slot.block_ids, slot.num_computed_tokens)
+
+    def writing_steps(self, slot: PaperSlot) -> list[int]:
+        """The steps that wrote what the slot's computed tokens read."""
+        return self._read(self._written_by, slot.block_ids, slot.num_computed_tokens)
+
+    def _read(self, places: list[list[int]], block_ids: list[int], num_tokens: int) -> list[int]:
+        values: list[int] = []
+        for block_id in block_ids[: -(-num_tokens // self.hello.cache.block_size)]:
+            values += places[block_id]
+        del values[num_tokens:]
+        return values
+
     def _admit(self, admission: Admission) -> None:
         assert 0 <= admission.slot < self.hello.max_num_seqs, "no such slot"
         assert admission.slot not in self.slots, "the slot is bound"
@@ -160,32 +192,42 @@ class PaperWorker:
         assert 1 <= admission.num_prompt_tokens <= len(admission.token_ids), "no prompt"
         assert admission.sampling.seed is not None, "no seed"
         assert admission.sampling.max_tokens is not None, "no max_tokens"
-        self.slots[admission.slot] = _Slot(
+        self.slots[admission.slot] = PaperSlot(
             admission, list(admission.token_ids), list(admission.block_ids), admission.num_computed_tokens
         )
+
+    def _copy(self, source_block_ids: tuple[int, ...], target_block_ids: tuple[int, ...]) -> None:
+        """Block copies, all at once: the order of the pairs must not matter."""
+        assert len(set(target_block_ids)) == len(target_block_ids), "two copies into one block"
+        assert not set(target_block_ids) & set(source_block_ids), "copies from a block that is copied into"
+        for source, target in zip(source_block_ids, target_block_ids, strict=True):
+            self._kv[target] = list(self._kv[source])
+            self._written_by[target] = list(self._written_by[source])
 
     def _runs(self, plan: BatchPlan) -> dict[int, int]:
         runs = dict(zip(plan.chunk_slots, plan.chunk_lens, strict=True))
         assert len(runs) == len(plan.chunk_slots), "a slot has two chunks"
+        # Who failed in a step that the scheduler had not heard of yet may be held too.
+        assert all(slot in self.slots and slot not in runs for slot in plan.held_slots), "holds what cannot run"
         for slot, state in self.slots.items():
             if state.continues and slot not in runs and slot not in plan.held_slots:
                 runs[slot] = 1
-        assert all(self.slots[slot].continues for slot in plan.held_slots), "holds what would not run"
-        assert runs, "a plan without work"
         assert sum(runs.values()) <= self.hello.max_num_batched_tokens, "more tokens than the worker takes"
         return runs
 
-    def _run(self, slot: _Slot, num_tokens: int, written: dict[tuple[int, int], int], *, failing: bool) -> int | None:
-        block_size = self.hello.cache.block_size
+    def _run(
+        self, slot: PaperSlot, num_tokens: int, written: dict[tuple[int, int], int], *, failing: bool
+    ) -> int | None:
+        block_size, block_ids = self.hello.cache.block_size, slot.block_ids
         start, end = slot.num_computed_tokens, slot.num_computed_tokens + num_tokens
         assert num_tokens >= 1, "an empty chunk"
         assert end <= len(slot.token_ids), "runs tokens that nobody knows"
-        assert end <= len(slot.block_ids) * block_size, "writes past its blocks"
-        context = [self._kv[slot.block_ids[at // block_size]][at % block_size] for at in range(start)]
+        assert end <= len(block_ids) * block_size, "writes past its blocks"
+        context = self.kv(slot)
         for position in range(start, end):
             value = kv_of(context, slot.token_ids[position]) if not failing else -position
             context.append(value)
-            place = (slot.block_ids[position // block_size], position % block_size)
+            place = (block_ids[position // block_size], position % block_size)
             assert place not in written, "two slots write one place"
             written[place] = value
         slot.num_computed_tokens = end
@@ -194,6 +236,8 @@ class PaperWorker:
             return None
         admission = slot.admission
         num_output = len(slot.token_ids) - admission.num_prompt_tokens
+        assert admission.sampling.max_tokens is not None
+        assert num_output < admission.sampling.max_tokens, "draws beyond max_tokens"
         token_id = draw(context, admission.sampling, admission.choice_index, end, num_output)
         slot.token_ids.append(token_id)
         return token_id

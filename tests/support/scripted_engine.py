@@ -1,9 +1,9 @@
-"""A real Engine gRPC server whose tokens come from a script instead of a model."""
+"""A real Engine gRPC server whose tokens come from a script instead of a model: one message for each event."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -18,9 +18,10 @@ from pageloom.plan import CacheInfo, ModelInfo
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.rpc_channel import create_server
-from pageloom.rpc_errors import CODE_METADATA_KEY, PARAM_METADATA_KEY, to_grpc_status
+from pageloom.timeline import Timeline
 
 Context = grpc.aio.ServicerContext[object, object]
+Write = Callable[[engine_pb2.SessionResponse], Awaitable[None]]
 Script = Callable[[GenerateRequest], AsyncIterator[GenerateEvent]]
 VOCAB_SIZE = 49152
 EOS_TOKEN_ID = 2
@@ -39,9 +40,13 @@ WORKER = WorkerInfo(
 )
 
 
+class EndedTooEarly(Exception):
+    """A script ended before all choices had: the engine ends the session."""
+
+
 class ScriptedEngine(engine_pb2_grpc.EngineServicer):
     """Use as async context manager. Tests set `script` and read what arrived: `requests`, `cancelled`
-    (request id -> choices), `closed` (request ids whose caller closed the stream before its end)."""
+    (request id -> choices), `closed` (ids of requests whose caller left before their end)."""
 
     def __init__(self, port: int = 0) -> None:
         self.script: Script = nothing
@@ -83,31 +88,65 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
     def was_cancelled(self, request: GenerateRequest, choice_index: int) -> bool:
         return choice_index in self.cancelled.get(request.request_id, ())
 
-    async def Generate(
-        self, message: engine_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[engine_pb2.GenerateEvent]:
+    # A coroutine that writes, where the stubs foresee a generator: several scripts answer in turn.
+    async def Session(  # type: ignore[override]
+        self,
+        messages: AsyncIterator[engine_pb2.SessionRequest],
+        context: grpc.aio.ServicerContext[engine_pb2.SessionRequest, engine_pb2.SessionResponse],
+    ) -> None:
+        turn = asyncio.Lock()
+
+        async def write(message: engine_pb2.SessionResponse) -> None:
+            async with turn:
+                await context.write(message)
+
+        try:
+            async with asyncio.TaskGroup() as scripts:
+                await self._receive(messages, scripts, write)
+        except* EndedTooEarly:
+            pass
+
+    async def _receive(
+        self, messages: AsyncIterator[engine_pb2.SessionRequest], scripts: asyncio.TaskGroup, write: Write
+    ) -> None:
+        request_ids: dict[int, str] = {}
+        playing: dict[int, asyncio.Task[None]] = {}
+        async for message in messages:
+            if message.HasField("start"):
+                request_ids[message.start.stream_id] = message.start.request.request_id
+                playing[message.start.stream_id] = scripts.create_task(self._play(message.start, write))
+            elif message.cancel.choice_indexes:
+                await self._note_cancel(request_ids[message.cancel.stream_id], message.cancel.choice_indexes)
+            else:
+                playing[message.cancel.stream_id].cancel()
+
+    async def _play(self, start: engine_pb2.StartStream, write: Write) -> None:
         ended = False
         try:
-            request = wire.generate_request_from_proto(message)
+            request = wire.generate_request_from_proto(start.request)
             self.requests.append(request)
             await self._tell()
+            num_unfinished = request.n
             async for event in self.script(request):
-                yield wire.event_to_proto(event)
+                num_unfinished -= isinstance(event, ChoiceFinished)
+                await write(response_of(start.stream_id, event))
             ended = True
+            if num_unfinished:
+                raise EndedTooEarly
         except PageloomError as error:
             ended = True
-            metadata = [(CODE_METADATA_KEY, error.code or "error")]
-            if error.param:
-                metadata.append((PARAM_METADATA_KEY, error.param))
-            await context.abort(to_grpc_status(error), error.message, tuple(metadata))
+            await write(wire.session_response_to_proto((), (), [wire.StreamRefused(start.stream_id, error)]))
         finally:
             if not ended:
-                self.closed.append(message.request_id)
+                self.closed.append(start.request.request_id)
                 await self._tell()
 
-    async def Cancel(self, message: engine_pb2.CancelRequest, _context: Context) -> engine_pb2.CancelResponse:
-        self.cancelled.setdefault(message.request_id, set()).update(message.choice_indexes)
+    async def _note_cancel(self, request_id: str, choice_indexes: Iterable[int]) -> None:
+        self.cancelled.setdefault(request_id, set()).update(choice_indexes)
         await self._tell()
+
+    async def Cancel(self, message: engine_pb2.CancelRequest, _context: Context) -> engine_pb2.CancelResponse:
+        await self._note_cancel(message.request_id, message.choice_indexes)
         return engine_pb2.CancelResponse()
 
     async def Info(self, _message: engine_pb2.InfoRequest, _context: Context) -> engine_pb2.InfoResponse:
@@ -134,6 +173,13 @@ async def nothing(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
     yield finished(0, 0)
 
 
+def response_of(stream_id: int, event: GenerateEvent) -> engine_pb2.SessionResponse:
+    if isinstance(event, ChoiceFinished):
+        return wire.session_response_to_proto((), [wire.StreamFinished(stream_id, event)])
+    entry = wire.StreamTokens(stream_id, event.choice_index, event.first_index, event.token_ids, event.logprobs)
+    return wire.session_response_to_proto([entry])
+
+
 def tokens(choice_index: int, first_index: int, token_ids: Iterable[int], scored: bool = False) -> TokensGenerated:
     ids = tuple(token_ids)
     logprobs = tuple(TokenLogprobs(-0.5, (token_id, 11), (-0.5, -1.5)) for token_id in ids) if scored else ()
@@ -148,6 +194,7 @@ def finished(
     num_cached_tokens: int = 0,
     stop_token_id: int | None = None,
     error_message: str = "",
+    timeline: Timeline | None = None,
 ) -> ChoiceFinished:
     return ChoiceFinished(
         choice_index=choice_index,
@@ -156,6 +203,7 @@ def finished(
         num_cached_tokens=num_cached_tokens,
         stop_token_id=stop_token_id,
         error_message=error_message,
+        timeline=timeline,
     )
 
 

@@ -3,178 +3,274 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from pageloom.errors import ContextLengthExceeded, Overloaded
 from pageloom.outputs import ChoiceFinished, FinishReason
-from pageloom.plan import BatchPlan, StepResult, WorkerHello
+from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
 from pageloom.requests import GenerateRequest
-from scheduler_svc.core import Emission, Limits, Scheduler, invariants
-from tests.support.paper_model import PAPER_MODEL, PaperWorker, SoloRun, solo_run
+from pageloom.wire.record import RecordedCall
+from scheduler_svc.core import Ending, Limits, NewTokens, invariants
+from scheduler_svc.recording import RecordingScheduler
+from scheduler_svc.rerun import rerun
+from tests.scheduler.core.paper_attachment import Flight, PaperAttachment, Stream
+from tests.scheduler.core.timeline_checks import check_timeline
+from tests.support.paper_model import PAPER_MODEL, solo_run
 
-
-@dataclass(slots=True)
-class Stream:
-    """What a client saw of one choice, and what it may see."""
-
-    solo: SoloRun
-    salt: str
-    num_prompt_tokens: int
-    max_num_kv_tokens: int
-    wants_logprobs: bool
-    token_ids: list[int]
-    finished: ChoiceFinished | None = None
-    cancelled: bool = False
-    failed: bool = False
-    num_lost_runs: int = 0
-
-
-@dataclass(slots=True)
-class Flight:
-    """A plan on its way: what the worker will run, and for whom."""
-
-    plan: BatchPlan
-    runs: dict[int, int]
-    streams: dict[int, Stream] = field(default_factory=dict)
+# Time that passes between two calls: a power of two, so that differences of times are exact.
+TICK_S = 1 / 1024
+# Every so many steps a result is brought twice.
+_REPEAT_EVERY = 4
 
 
 class PaperWorld:
-    """Calls go through here; whatever contradicts the contract fails at once, with the story so far."""
+    """Calls go through here; whatever contradicts the contract fails at once, with the story so far.
+
+    A worker runs what it is sent at once, but its results come when `commit` is called, in order, so two steps may
+    be in flight. Everything is recorded; `replay` runs it again.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits)
-        self.workers: dict[str, PaperWorker] = {}
-        self.flights: dict[str, Flight] = {}
+        self.recorded: list[bytes] = []
+        self.scheduler = RecordingScheduler(limits, self._record)
+        self.workers: dict[str, PaperAttachment] = {}
         self.streams: dict[tuple[str, int], Stream] = {}
         self.story: list[tuple[str, object]] = []
+        self.now = 0.0
         self.num_steps = 0
         self._epoch = 0
-        self._now = 0.0
+        self._num_requests = 0
         self._num_kv_tokens = 0
-        # (worker, block) -> salt of the choice that wrote it last.
-        self._writers: dict[tuple[str, int], str] = {}
+        self._open: dict[tuple[str, int], Stream] = {}
+        self._by_key: dict[int, Stream] = {}
+        self._by_tag: dict[tuple[float, int], Stream] = {}
+        # Results of workers that were lost before these had arrived.
+        self._strays: list[tuple[str, StepResult]] = []
 
     @property
     def open_streams(self) -> dict[tuple[str, int], Stream]:
-        return {key: stream for key, stream in self.streams.items() if stream.finished is None}
+        return dict(self._open)
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(len(attachment.flights) for attachment in self.workers.values())
 
     def attach(self, hello: WorkerHello) -> None:
         self._epoch += 1
         self._tell("attach", hello)
-        self.workers[hello.worker_id] = PaperWorker(hello, self._epoch)
+        self.workers[hello.worker_id] = PaperAttachment(hello, self._epoch, self._stream_of)
         self._measure_memory()
-        self._receive(self.scheduler.attach(hello, self._epoch))
+        self._receive(self.scheduler.attach(hello, self._epoch, self.now))
+
+    def drain_worker(self, worker_id: str) -> None:
+        self._tell("drain", worker_id)
+        self.workers[worker_id].draining = True
+        self.scheduler.drain(worker_id, self.now)
+        self._check()
 
     def lose(self, worker_id: str) -> None:
         self._tell("lose", worker_id)
-        del self.workers[worker_id]
+        attachment = self.workers.pop(worker_id)
         self._measure_memory()
-        flight = self.flights.pop(worker_id, None)
-        for stream in flight.streams.values() if flight else ():
+        in_flight = {stream for flight in attachment.flights for stream in flight.streams.values()}
+        for stream in in_flight:
             stream.num_lost_runs += 1
-        self._receive(self.scheduler.abandon(worker_id))
+        self._strays += [(worker_id, flight.result) for flight in attachment.flights]
+        self._receive(self.scheduler.abandon(worker_id, self.now))
 
     def submit(self, request: GenerateRequest) -> bool:
         """False if it was refused, which must be for a reason."""
+        self._num_requests += 1
+        # The paper model does not use it: it tells the admissions of this request from those of others.
+        tag = 1 + self._num_requests / 1024
+        request = replace(request, sampling=replace(request.sampling, temperature=tag))
         self._tell("submit", request)
-        num_waiting = self.scheduler.stats().num_waiting
-        expected = self._expected_refusal(request, num_waiting)
+        expected = self._expected_refusal(request)
         if expected is not None:
             with pytest.raises(expected):
-                self.scheduler.submit(request, self._now)
+                self.scheduler.submit(request, self.now)
             self._check()
             return False
-        self.scheduler.submit(request, self._now)
+        keys = self.scheduler.submit(request, self.now)
+        assert len(keys) == request.n
+        assert self._by_key.keys().isdisjoint(keys), "a key, used twice"
         sampling = request.sampling
         if sampling.max_tokens is None:
             sampling = replace(sampling, max_tokens=self._max_num_tokens() - len(request.prompt_token_ids))
-        resumed = dict(request.resume)
-        assert sampling.max_tokens is not None
-        for index in range(request.n):
-            self.streams[request.request_id, index] = Stream(
-                solo=solo_run(request.prompt_token_ids, sampling, index),
-                salt=request.cache_salt,
-                num_prompt_tokens=len(request.prompt_token_ids),
-                max_num_kv_tokens=len(request.prompt_token_ids) + sampling.max_tokens - 1,
-                wants_logprobs=sampling.logprobs is not None,
-                token_ids=list(resumed.get(index, ())),
-            )
+        for index, key in enumerate(keys):
+            stream = self._stream(request, replace(request, sampling=sampling), index, key)
+            self.streams[request.request_id, index] = self._open[request.request_id, index] = stream
+            self._by_key[key] = self._by_tag[tag, index] = stream
         self._check()
         return True
 
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         self._tell("cancel", (request_id, choice_indexes))
         named = [
-            (key, stream)
-            for key, stream in self.open_streams.items()
+            stream
+            for key, stream in self._open.items()
             if key[0] == request_id and (not choice_indexes or key[1] in choice_indexes)
         ]
-        for _, stream in named:
+        for stream in named:
             stream.cancelled = True
-        self._receive(self.scheduler.cancel(request_id, choice_indexes))
-        assert all(stream.finished for _, stream in named), "a cancelled choice goes on"
+        self._receive(self.scheduler.cancel(request_id, choice_indexes, now=self.now))
+        assert all(stream.finished for stream in named), "a cancelled choice goes on"
 
-    def plan(self, worker_id: str) -> BatchPlan | None:
-        plan = self.scheduler.plan(worker_id, self._now)
+    def expire(self) -> None:
+        self._tell("expire", self.now)
+        overdue = [s for s in self._open.values() if s.deadline_at is not None and s.deadline_at < self.now]
+        self._receive(self.scheduler.expire(self.now))
+        assert all(stream.finished for stream in overdue), "a choice outlives its deadline"
+
+    def plan(self, worker_id: str, failing_slots: Collection[int] = ()) -> BatchPlan | None:
+        """Asks for a plan and lets the worker run it; its result comes with a later `commit`."""
+        attachment = self.workers[worker_id]
+        plan = self.scheduler.plan(worker_id, self.now)
         self._tell(f"plan {worker_id}", plan)
         if plan is not None:
-            assert worker_id not in self.flights, "a plan while a step is in flight"
+            assert len(attachment.flights) < self.limits.max_num_steps_in_flight, "too many steps in flight"
+            attachment.take_off(plan, failing_slots)
             self.num_steps += 1
-            flight = self.flights[worker_id] = Flight(plan, self.workers[worker_id].apply(plan))
-            self._note_streams(worker_id, flight)
+        assert self.scheduler.num_in_flight(worker_id) == len(attachment.flights)
         self._check()
         return plan
 
-    def commit(self, worker_id: str, failing_slots: Collection[int] = ()) -> None:
-        """Lets the worker run its plan and brings the result, a second time too."""
-        flight = self.flights.pop(worker_id)
-        failing_slots = [slot for slot in failing_slots if slot in flight.runs]
-        result = self.workers[worker_id].execute(flight.runs, failing_slots)
+    def commit(self, worker_id: str) -> None:
+        """Brings the oldest result that is due, now and then a second time too."""
+        flight = self.workers[worker_id].land()
+        result = flight.result
         self._tell(f"commit {worker_id}", result)
+        due = {
+            (flight.streams[slot].key, token_id)
+            for slot, token_id in zip(result.slots, result.token_ids, strict=True)
+            if flight.streams[slot].finished is None and not flight.streams[slot].failed
+        }
         for slot, stream in flight.streams.items():
             stream.num_lost_runs = 0
-            stream.failed |= slot in failing_slots
-        self._receive(self.scheduler.commit(worker_id, result, self._now))
-        assert all(flight.streams[slot].finished for slot in failing_slots), "a failed choice goes on"
-        assert self.scheduler.commit(worker_id, result, self._now) == [], "one result, taken twice"
-        self._check()
+            stream.failed |= slot in result.failures
+        committed = self.scheduler.commit(worker_id, result, self.now)
+        assert committed.facts is not None, "a result was ignored"
+        assert committed.facts.num_seqs >= len(flight.runs)
+        tokens = committed.tokens
+        brought = list(zip(tokens.keys.tolist(), tokens.token_ids.tolist(), strict=True))
+        assert len(set(brought)) == len(brought), "a token, twice"
+        assert set(brought) == due, "other tokens than the step drew for open choices"
+        self._receive(committed.endings, tokens)
+        assert all(flight.streams[slot].finished for slot in result.failures), "a failed choice goes on"
+        if result.step % _REPEAT_EVERY == 1:
+            self._commit_nothing(worker_id, result)
+
+    def step(self, worker_id: str = "a") -> BatchPlan | None:
+        """Plans and commits one step, with no other in flight."""
+        plan = self.plan(worker_id)
+        if plan is not None:
+            self.commit(worker_id)
+        return plan
 
     def commit_stale(self, worker_id: str, *, epoch_offset: int = 0, step_offset: int = 0) -> None:
-        """A result of another epoch or step arrives, and nothing happens."""
-        worker = self.workers[worker_id]
-        result = StepResult(
-            epoch=worker.epoch + epoch_offset, step=worker.step + step_offset, slots=(0,), token_ids=(1,)
-        )
+        """A result of another epoch, or of a step that is not in flight, arrives, and nothing happens."""
+        attachment = self.workers[worker_id]
+        step = max(0, attachment.num_committed_steps + step_offset)
+        result = StepResult(epoch=attachment.epoch + epoch_offset, step=step, slots=(0,), token_ids=(1,))
         self._tell(f"stale commit {worker_id}", result)
-        assert self.scheduler.commit(worker_id, result, self._now) == []
-        self._check()
+        self._commit_nothing(worker_id, result)
+
+    def commit_strays(self) -> None:
+        """Results of lost workers arrive after all, and nothing happens."""
+        for worker_id, result in self._strays:
+            self._tell(f"stray commit {worker_id}", result)
+            self._commit_nothing(worker_id, result)
+        self._strays.clear()
+
+    def explain(self, request_id: str) -> None:
+        """Asks for the timelines of a request, open or not."""
+        streams = [stream for key, stream in self.streams.items() if key[0] == request_id]
+        timelines = self.scheduler.timelines(request_id)
+        if timelines is None:
+            assert all(stream.finished for stream in streams), "an open request without timelines"
+            return
+        assert len(timelines) == len(streams)
+        for stream, timeline in zip(streams, timelines, strict=True):
+            check_timeline(timeline, now_s=self.now - stream.arrived_at)
+            assert (timeline.finished_s is None) == (stream.finished is None)
+
+    def finish(self, worker_id: str) -> None:
+        """Lets a drained worker finish what it runs."""
+        attachment = self.workers[worker_id]
+        max_num_steps = self.num_steps + self._round_bound()
+        while not attachment.is_idle:
+            while len(attachment.flights) < self.limits.max_num_steps_in_flight and self.plan(worker_id):
+                pass
+            if attachment.flights:
+                self.commit(worker_id)
+            assert self.num_steps <= max_num_steps, "no end in sight"
 
     def drain(self) -> None:
         """Lets everything run to its end, within a bound, and checks that nothing is left behind."""
         max_num_rounds = self._round_bound()
         num_rounds = 0
-        while self.open_streams or self.flights:
-            for worker_id in self.workers:
-                if worker_id in self.flights:
+        while self._open or self.num_in_flight:
+            for worker_id, attachment in self.workers.items():
+                if attachment.flights:
                     self.commit(worker_id)
-                self.plan(worker_id)
+                while len(attachment.flights) < self.limits.max_num_steps_in_flight and self.plan(worker_id):
+                    pass
             num_rounds += 1
             assert num_rounds <= max_num_rounds, "no end in sight"
         self._check_nothing_is_left()
 
+    def replay(self) -> None:
+        """Runs everything that was recorded again, on a new core: it must decide the same."""
+        outcome = rerun(map(RecordedCall.FromString, self.recorded), self.limits)
+        assert outcome.difference is None, f"replayed otherwise: {outcome.difference}"
+        assert outcome.num_plans == self.num_steps
+
+    def _record(self, call: RecordedCall) -> bool:
+        self.recorded.append(call.SerializeToString())
+        return True
+
+    def _commit_nothing(self, worker_id: str, result: StepResult) -> None:
+        committed = self.scheduler.commit(worker_id, result, self.now)
+        assert committed.facts is None, "a result that nobody waits for was taken"
+        assert (len(committed.tokens.keys), committed.endings) == (0, [])
+        self._check()
+
+    def _stream(self, asked: GenerateRequest, request: GenerateRequest, index: int, key: int) -> Stream:
+        sampling = request.sampling
+        assert sampling.max_tokens is not None
+        return Stream(
+            request_id=request.request_id,
+            choice_index=index,
+            key=key,
+            solo=solo_run(request.prompt_token_ids, sampling, index),
+            salt=request.cache_salt,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_num_kv_tokens=len(request.prompt_token_ids) + sampling.max_tokens - 1,
+            wants_logprobs=sampling.logprobs is not None,
+            wants_timeline=request.include_timeline,
+            wait_for_tokens=request.wait_for_tokens,
+            arrived_at=self.now,
+            deadline_at=None if asked.deadline_s is None else self.now + asked.deadline_s,
+            token_ids=list(dict(request.resume).get(index, ())),
+        )
+
+    def _stream_of(self, admission: Admission) -> Stream:
+        return self._by_tag[admission.sampling.temperature, admission.choice_index]
+
     def _round_bound(self) -> int:
         # In each round the first choice of each worker gets on by a token. Another may have to start anew, a
         # token a round at worst, whenever one before it ends or grows; livelock would know no bound at all.
-        num_tokens = sum(stream.max_num_kv_tokens + 1 for stream in self.open_streams.values())
-        return 2 + num_tokens * (1 + len(self.open_streams))
+        num_tokens = sum(stream.max_num_kv_tokens + 1 for stream in self._open.values())
+        return 4 + num_tokens * (1 + len(self._open))
 
-    def _expected_refusal(self, request: GenerateRequest, num_waiting: int) -> type[Exception] | None:
+    def _expected_refusal(self, request: GenerateRequest) -> type[Exception] | None:
         num_tokens = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
         if num_tokens > self._max_num_tokens():
             return ContextLengthExceeded
+        num_waiting = self.scheduler.stats().num_waiting
         return Overloaded if num_waiting + request.n > self.limits.max_num_queued_seqs else None
 
     def _max_num_tokens(self) -> int:
@@ -182,50 +278,46 @@ class PaperWorld:
 
     def _measure_memory(self) -> None:
         # As long as no worker is attached, the last ones are expected back.
-        caches = [worker.hello.cache for worker in self.workers.values()]
+        caches = [attachment.hello.cache for attachment in self.workers.values()]
         self._num_kv_tokens = max((c.num_blocks * c.block_size for c in caches), default=self._num_kv_tokens)
 
-    def _note_streams(self, worker_id: str, flight: Flight) -> None:
-        group = self.scheduler.groups[worker_id]
-        for binding in group.bound:
-            if binding.slot in flight.runs:
-                key = (binding.sequence.request_id, binding.sequence.choice_index)
-                flight.streams[binding.slot] = self.streams[key]
-        block_size = group.tables.block_size
-        for admission in flight.plan.admissions:
-            num_cached_blocks, rest = divmod(admission.num_computed_tokens, block_size)
-            assert rest == 0, "a hit on part of a block"
-            assert num_cached_blocks == 0 or self.limits.enable_prefix_caching, "a hit without a cache"
-            for block_id in admission.block_ids[:num_cached_blocks]:
-                assert self._writers[worker_id, block_id] == flight.streams[admission.slot].salt, "a hit across salts"
-        for slot, num_tokens in flight.runs.items():
-            state = self.workers[worker_id].slots[slot]
-            start = state.num_computed_tokens
-            for block_id in state.block_ids[start // block_size : -(-(start + num_tokens) // block_size)]:
-                self._writers[worker_id, block_id] = flight.streams[slot].salt
-
-    def _receive(self, emissions: list[Emission]) -> None:
-        for request_id, event, facts in emissions:
-            stream = self.streams[request_id, event.choice_index]
-            assert stream.finished is None, f"an event after the last: {event}"
-            if isinstance(event, ChoiceFinished):
-                stream.finished = event
-                assert facts is not None
-                self._check_end(stream, event)
-            else:
-                assert event.first_index == len(stream.token_ids), f"a gap or repeat: {event}"
-                assert len(event.logprobs) == stream.wants_logprobs * len(event.token_ids), (
-                    f"log-probabilities: {event}"
-                )
-                stream.token_ids += event.token_ids
-                assert stream.token_ids == stream.solo.token_ids[: len(stream.token_ids)], f"wrong text: {event}"
+    def _receive(self, endings: list[Ending], tokens: NewTokens | None = None) -> None:
+        if tokens is not None:
+            self._receive_tokens(tokens)
+        for ending in endings:
+            stream = self._by_key[ending.key]
+            assert stream.finished is None, f"ended twice: {ending}"
+            assert (stream.request_id, stream.choice_index) == (ending.request_id, ending.event.choice_index)
+            stream.finished = ending.event
+            del self._open[stream.request_id, stream.choice_index]
+            assert ending.facts.arrived_at == stream.arrived_at
+            assert ending.facts.num_preemptions <= stream.num_preemptions + 1
+            self._check_end(stream, ending.event)
         self._check()
+
+    def _receive_tokens(self, tokens: NewTokens) -> None:
+        columns = (tokens.keys.tolist(), tokens.first_indexes.tolist(), tokens.token_ids.tolist())
+        for key, first_index, token_id in zip(*columns, strict=True):
+            stream = self._by_key[key]
+            assert stream.finished is None, "a token after the end"
+            assert first_index == len(stream.token_ids), "a gap or repeat"
+            stream.token_ids.append(token_id)
+            assert stream.solo.token_ids[first_index : first_index + 1] == [token_id], "wrong text"
+            assert (key in tokens.logprobs) == stream.wants_logprobs, "log-probabilities"
+        assert tokens.logprobs.keys() <= set(columns[0])
 
     def _check_end(self, stream: Stream, event: ChoiceFinished) -> None:
         assert event.num_output_tokens == len(stream.token_ids)
         assert 0 <= event.num_cached_tokens <= stream.num_prompt_tokens
+        assert (event.timeline is not None) == stream.wants_timeline
+        if event.timeline is not None:
+            check_timeline(event.timeline, now_s=self.now - stream.arrived_at)
+            assert event.timeline.finished_s == self.now - stream.arrived_at
         if event.reason is FinishReason.CANCELLED:
             assert stream.cancelled, "cancelled by nobody"
+        elif event.reason is FinishReason.DEADLINE:
+            assert stream.deadline_at is not None
+            assert stream.deadline_at <= self.now, "ended before its deadline"
         elif event.reason is FinishReason.ERROR:
             lost = stream.num_lost_runs >= self.limits.max_num_lost_runs
             homeless = stream.max_num_kv_tokens > self._num_kv_tokens
@@ -236,7 +328,7 @@ class PaperWorld:
             assert event.stop_token_id == stream.solo.stop_token_id
 
     def _check(self) -> None:
-        self._now += 0.001
+        self.now += TICK_S
         invariants.check(self.scheduler)
 
     def _check_nothing_is_left(self) -> None:
@@ -248,3 +340,6 @@ class PaperWorld:
 
     def _tell(self, what: str, value: object) -> None:
         self.story.append((what, value))
+
+
+__all__ = ["Flight", "PaperWorld", "Stream"]

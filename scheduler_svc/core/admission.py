@@ -1,0 +1,140 @@
+"""Who is let in? Takes sequences from the queue into one worker's next step, and says why others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pageloom.timeline import WaitReason
+from scheduler_svc.core import policy
+from scheduler_svc.core.block_table import Fork, Offer
+from scheduler_svc.core.planning import StepDraft
+from scheduler_svc.core.sequence import Binding, Sequence
+from scheduler_svc.core.waiting import WaitingQueue
+from scheduler_svc.core.worker_group import WorkerGroup
+
+# How many that cannot be admitted now one plan looks past.
+MAX_LOOKAHEAD = 32
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """One worker's admissions into one step; `take` is told of each before it is bound.
+
+    Nobody blocks the queue: while a sequence waits for blocks, others that fit may pass it, but not with
+    more blocks in all than it needs itself, so it is delayed by no more than its own size. One that would
+    compute what another is computing already waits for that, and counts as passed by nobody.
+    """
+
+    draft: StepDraft
+    group: WorkerGroup
+    waiting: WaitingQueue
+    take: Callable[[Sequence, Offer], None]
+    now: float
+    blocked: list[Sequence] = field(default_factory=list)
+    num_admitted_tokens: int = 0
+    num_stayed: int = 0
+
+    def run(self, others_with_room: Callable[[Sequence], bool]) -> None:
+        """`others_with_room` says whether a sequence's home, another worker, has room for it now."""
+        if self.group.draining:
+            return
+        worker_id = self.group.hello.worker_id
+        away: list[Sequence] = []
+        for sequence in self.waiting.walk():
+            if sequence.max_num_kv_tokens > self.group.num_kv_tokens:
+                continue
+            if sequence.home != worker_id:
+                away.append(sequence)
+            elif not self._consider(sequence):
+                return
+        # Then what is meant for others that have no room for it.
+        for sequence in away:
+            if not others_with_room(sequence) and not self._consider(sequence):
+                return
+
+    def _consider(self, sequence: Sequence) -> bool:
+        """Admits it if it can be; whether to go on to the next."""
+        if not self.group.free_slots:
+            self._stays(sequence, WaitReason.SLOTS)
+            return False
+        if self.draft.budget == 0 or self.num_admitted_tokens >= policy.MAX_ADMITTED_TOKENS:
+            self._stays(sequence, WaitReason.QUEUE)
+            return False
+        offer = self._offer(sequence)
+        if offer is None:
+            self._stays(sequence, WaitReason.PREFIX)
+            return self.num_stayed < MAX_LOOKAHEAD
+        num_missing_blocks = self._num_missing_blocks(offer)
+        if num_missing_blocks > 0:
+            self._stays(sequence, WaitReason.BLOCKS, num_missing_blocks)
+            self.blocked.append(sequence)
+            return self._patience() > 0 and self.num_stayed < MAX_LOOKAHEAD
+        if offer.num_new_blocks > self._patience():
+            self._stays(sequence, WaitReason.QUEUE)
+            return self.num_stayed < MAX_LOOKAHEAD
+        self._admit(sequence, offer)
+        return True
+
+    def _offer(self, sequence: Sequence) -> Offer | None:
+        """What it would get; None if it had better wait for what is being computed."""
+        tables, namespace = self.group.tables, self.group.namespace_of(sequence)
+        hits = tables.cached_prefix(sequence, namespace)
+        fork = self._fork(sequence)
+        if fork is None and (tables.is_promised(sequence, namespace, len(hits)) or self._sibling_leads(sequence)):
+            return None
+        return tables.offer(sequence, hits, fork)
+
+    def _fork(self, sequence: Sequence) -> Fork | None:
+        """The prompt of a sibling that runs here, as far as it is computed and of use."""
+        num_tokens = min(sequence.num_prompt_tokens, len(sequence.token_ids) - 1)
+        for binding in self._running_siblings(sequence):
+            if num_tokens and self.group.columns.num_computed[binding.slot] >= num_tokens:
+                return Fork(binding=binding, num_tokens=num_tokens)
+        return None
+
+    def _sibling_leads(self, sequence: Sequence) -> bool:
+        """Whether another choice of its request is computing the prompt and will be there to be forked from."""
+        if any(sibling.finished for sibling in sequence.siblings):
+            # They end early, so waiting for one after the other would take long.
+            return False
+        columns = self.group.columns
+        return any(
+            columns.num_computed[binding.slot] < sequence.num_prompt_tokens and binding.sequence.max_tokens > 1
+            for binding in self._running_siblings(sequence)
+        )
+
+    def _running_siblings(self, sequence: Sequence) -> list[Binding]:
+        if len(sequence.siblings) == 1:
+            return []
+        here = self.group.hello.worker_id
+        bindings = [sibling.binding for sibling in sequence.siblings]
+        return [
+            binding
+            for binding in bindings
+            if binding is not None and binding.worker_id == here and self.group.columns.active[binding.slot]
+        ]
+
+    def _num_missing_blocks(self, offer: Offer) -> int:
+        num_reserved_blocks = policy.num_reserved_blocks(len(self.group.bound))
+        return offer.num_new_blocks + offer.num_free_shared + num_reserved_blocks - self.group.tables.pool.num_free
+
+    def _patience(self) -> int:
+        """Blocks that may still pass those who wait for blocks."""
+        tables = self.group.tables
+        return min(
+            (tables.num_blocks_for(len(sequence.token_ids)) - sequence.num_passed_blocks for sequence in self.blocked),
+            default=tables.pool.num_blocks,
+        )
+
+    def _admit(self, sequence: Sequence, offer: Offer) -> None:
+        for passed in self.blocked:
+            passed.num_passed_blocks += offer.num_new_blocks
+        self.take(sequence, offer)
+        sequence.num_passed_blocks = 0
+        self.num_admitted_tokens += len(sequence.token_ids)
+        self.draft.admit(sequence, offer)
+
+    def _stays(self, sequence: Sequence, reason: WaitReason, num_missing_blocks: int = 0) -> None:
+        self.num_stayed += 1
+        sequence.history.waits(reason, self.now, num_missing_blocks=num_missing_blocks)

@@ -1,0 +1,55 @@
+"""How far is each slot? What changes in every step, as columns over the slots of one worker."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class SlotColumns:
+    """All columns are [num_slots] unless noted; entries of unbound slots mean nothing, but `open` is False there.
+
+    Three counts of a slot's tokens run ahead of each other: `num_computed` <= `num_planned` have their KV
+    written once the committed, or all planned, steps have run; `num_known` <= `num_drawn` are the tokens
+    whose values are here, or will be. Known tokens that the sequence's own list lacks are in `tail`, at
+    their index modulo its width.
+    """
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        def ints() -> Ints:
+            return np.zeros(num_slots, np.int64)
+
+        def flags() -> Bools:
+            return np.zeros(num_slots, np.bool_)
+
+        # Bound to an unfinished choice; and not on its way out either.
+        self.open, self.active = flags(), flags()
+        # As the worker sees it after all planned steps: the last run drew, so the next needs no word in the plan.
+        self.continues = flags()
+        self.num_computed, self.num_planned = ints(), ints()
+        self.num_known, self.num_drawn = ints(), ints()
+        # Tokens that its blocks hold; tokens at which it ends.
+        self.capacity, self.max_len = ints(), ints()
+        # The last step that names it: until its commit slot and blocks stay as they are.
+        self.last_step = ints()
+        self.key, self.num_prompt, self.tenant = ints(), ints(), ints()
+        self.waits_for_tokens, self.wants_logprobs = flags(), flags()
+        self.ends_at_eos, self.has_stop_tokens = flags(), flags()
+        # Steps committed, and steps held back, since it was bound.
+        self.num_steps, self.num_held_steps = ints(), ints()
+        # A list is extended once for each block, when one more token may be known; half of this would do.
+        self.tail_width = 2 * block_size
+        self.tail = np.zeros((num_slots, self.tail_width), np.uint32)
+
+    def tail_tokens(self, slot: int, start: int) -> bytes:
+        """Known tokens from index `start` on, as uint32; at most `tail_width`."""
+        end = int(self.num_known[slot])
+        if end <= start:
+            return b""
+        first, last = start % self.tail_width, (end - 1) % self.tail_width + 1
+        row = self.tail[slot]
+        pieces = [row[first:last]] if first < last else [row[first:], row[:last]]
+        return b"".join(pieces)

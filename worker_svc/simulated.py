@@ -1,0 +1,123 @@
+"""A runner without a model: keeps the plan's semantics, draws arbitrary tokens, takes the time that a roofline says.
+
+For measuring everything but the model, and for trying a deployment on hardware that is not there. It loads neither
+torch nor a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import numpy as np
+
+from pageloom.config import WorkerConfig
+from pageloom.errors import InvalidConfig
+from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
+from pageloom.roofline import StepShape, StepTimer, parse_profile
+from pageloom.simulated_tokens import SIMULATED_EOS_TOKEN_ID, choice_key, draw_tokens
+from worker_svc.slots import Runs, SlotTable
+
+
+def simulated_runner(config: WorkerConfig) -> SimulatedRunner:
+    """A runner for `config.simulate`. Raises InvalidConfig."""
+    assert config.simulate is not None
+    timer = parse_profile(config.simulate)
+    cache = _cache_info(config, timer)
+    num_kv_tokens = cache.num_blocks * cache.block_size
+    model = timer.model
+    if (config.max_model_len or 0) > model.max_model_len:
+        raise InvalidConfig(
+            f"--max-model-len {config.max_model_len} is more than the {model.max_model_len} of {model.name}"
+        )
+    info = ModelInfo(
+        name=model.name,
+        # Never that of real weights: what they compute and what this draws must not mix behind one scheduler.
+        digest=hashlib.sha256(f"simulated {model.name}".encode()).hexdigest(),
+        architecture="simulated",
+        vocab_size=model.vocab_size,
+        max_model_len=min(config.max_model_len or model.max_model_len, num_kv_tokens),
+        eos_token_ids=(SIMULATED_EOS_TOKEN_ID,),
+        dtype="bfloat16",
+        weights_bytes=model.weights_bytes,
+    )
+    return SimulatedRunner(
+        timer, info, cache, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+    )
+
+
+class SimulatedRunner:
+    """Runs each plan by waiting. Contradictory plans raise PlanError, as they do from a model's runner."""
+
+    def __init__(
+        self, timer: StepTimer, info: ModelInfo, cache: CacheInfo, *, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
+        self.model_info = info
+        self.cache_info = cache
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._timer = timer
+        self._keys = np.zeros(max_num_seqs, np.uint64)
+        self._slots = SlotTable(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+            block_size=cache.block_size,
+            num_blocks=cache.num_blocks,
+            vocab_size=info.vocab_size,
+        )
+        self._overdue_s = 0.0
+
+    def step(self, plan: BatchPlan) -> StepResult:
+        """Raises PlanError; after that only a snapshot, or the first plan of another epoch, can be run."""
+        started_s = time.perf_counter()
+        for admission in self._slots.apply(plan):
+            assert admission.sampling.seed is not None
+            self._keys[admission.slot] = choice_key(admission.sampling.seed, admission.choice_index)
+        runs, failures = self._slots.select_runs(plan)
+        drawn = runs.draw_slots
+        token_ids = draw_tokens(self._keys[drawn], self._slots.num_tokens[drawn], self.model_info.vocab_size)
+        self._slots.advance(runs, drawn, token_ids)
+        self._wait_until(started_s, self._timer.step_time_s(_shape(runs)))
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step,
+            slots=tuple(drawn.tolist()),
+            token_ids=tuple(token_ids.tolist()),
+            failures=failures,
+            duration_s=time.perf_counter() - started_s,
+        )
+
+    def _wait_until(self, started_s: float, duration_s: float) -> None:
+        """Sleeps until `duration_s` after the start. A sleep ends late, by the kernel's timer slack or for want of a
+        core; the next steps are shortened by that much, so that the average is right."""
+        wake_s = started_s + duration_s - self._overdue_s
+        time.sleep(max(0.0, wake_s - time.perf_counter()))
+        # More than one step late is a stall, which a real device would not make up for either.
+        self._overdue_s = min(max(0.0, time.perf_counter() - wake_s), duration_s)
+
+
+def _cache_info(config: WorkerConfig, timer: StepTimer) -> CacheInfo:
+    block_bytes = timer.model.kv_bytes_per_token * config.block_size
+    if config.num_blocks is not None:
+        num_blocks = config.num_blocks
+    elif config.kv_cache_memory_bytes is not None:
+        num_blocks = config.kv_cache_memory_bytes // block_bytes
+    else:
+        num_blocks = timer.num_kv_tokens(config.gpu_memory_utilization) // config.block_size
+    if num_blocks < 1:
+        raise InvalidConfig(f"the KV memory is too small for one block of {block_bytes} bytes")
+    return CacheInfo(block_size=config.block_size, num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes)
+
+
+def _shape(runs: Runs) -> StepShape:
+    ends = runs.starts + runs.lens
+    num_decodes = int(np.searchsorted(runs.lens, 1, side="right"))
+    lens, starts = runs.lens[num_decodes:], runs.starts[num_decodes:]
+    return StepShape(
+        num_tokens=int(runs.lens.sum()),
+        num_draws=int(np.count_nonzero(runs.draws)),
+        decode_kv_tokens=int(ends[:num_decodes].sum()),
+        prefill_kv_tokens=int(ends[num_decodes:].sum()),
+        prefill_pairs=int((lens * starts + lens * (lens + 1) // 2).sum()),
+    )
