@@ -149,7 +149,7 @@ TensorParallelSize = Annotated[int, _option("--tensor-parallel-size", "GPUs that
 NumWorkers = Annotated[int, _option("--num-workers", "Workers behind the scheduler.", min=1)]
 SimulatedModelLen = Annotated[
     int | None,
-    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k, also beyond the model's, its default.",
+    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k; may exceed the model's, its default.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
 SimulatedKvMemory = Annotated[

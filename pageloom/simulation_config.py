@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from pageloom.config import (
     DEFAULT_BLOCK_SIZE,
-    DEFAULT_MEMORY_UTILIZATION,
     DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
+    DEFAULT_MEMORY_UTILIZATION,
     ServiceConfig,
 )
 from pageloom.errors import InvalidConfig

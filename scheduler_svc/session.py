@@ -58,7 +58,7 @@ class Session:
         finally:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
-            for request_id in ():
+            for request_id in self._request_ids.values():
                 self._driver.close(request_id)
 
     async def _write_all(self, write: Callable[[engine_pb2.SessionResponse], Awaitable[object]]) -> None:

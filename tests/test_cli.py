@@ -80,10 +80,10 @@ def test_an_unknown_flag_gets_a_suggestion(command: str):
 @pytest.mark.parametrize(
     ("flag", "value", "accepted"),
     [
-        ("--max-steps-in-flight", "3", "1<=x<=2"),
+        ("--max-steps-in-flight", "3", "less than or equal to 2"),
         ("--scheduling-policy", "lifo", "'fcfs', 'priority', 'fair'"),
         ("--placement", "random", "'cache-aware', 'least-loaded', 'round-robin'"),
-        ("--priority-ageing", "soon", "not a valid float"),
+        ("--priority-ageing", "soon", "valid number"),
     ],
 )
 def test_a_bad_value_is_answered_with_the_accepted_ones(command: str, flag: str, value: str, accepted: str):

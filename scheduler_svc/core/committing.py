@@ -29,7 +29,10 @@ class Drawn(NamedTuple):
 
     @classmethod
     def of(cls, result: StepResult) -> Self:
-        return cls(np.array(result.slots, np.int64), np.array(result.token_ids, np.int64))
+        return cls(
+            np.fromiter(result.slots, np.int64, len(result.slots)),
+            np.fromiter(result.token_ids, np.int64, len(result.token_ids)),
+        )
 
 
 def check_result(group: WorkerGroup, step: Step, drawn: Drawn, result: StepResult) -> None:

@@ -12,13 +12,14 @@ from pageloom.outputs import FinishReason
 from pageloom.plan import BatchPlan, ModelInfo, StepResult, WorkerHello
 from pageloom.policies import SchedulingPolicy
 from pageloom.requests import GenerateRequest
-from pageloom.timeline import Timeline, WaitReason
+from pageloom.timeline import Timeline
 from scheduler_svc.core import policy
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.block_table import Offer
 from scheduler_svc.core.committing import Drawn, StepCommit, check_result
 from scheduler_svc.core.emission import NO_TOKENS, Committed, Ending, Stats, StepFacts
 from scheduler_svc.core.history import History
+from scheduler_svc.core.homes import Homes
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.placement import Placer
 from scheduler_svc.core.planning import StepDraft
@@ -43,7 +44,7 @@ class Scheduler:
         self.waiting = WaitingQueue(by_tenant=limits.scheduling_policy is SchedulingPolicy.fair)
         self.groups: dict[str, WorkerGroup] = {}
         self.registry = Registry()
-        self._placer = Placer(limits.placement)
+        self._homes = Homes(self.waiting, self.groups, Placer(limits.placement))
         self._model: ModelInfo | None = None
         self._num_kv_tokens = 0
         self._num_arrivals = 0
@@ -72,7 +73,7 @@ class Scheduler:
         self._measure_memory()
         homeless = [sequence for sequence in self.waiting if sequence.max_num_kv_tokens > self._num_kv_tokens]
         endings = [self._refuse(sequence, now) for sequence in homeless]
-        self._rehome(now)
+        self._homes.renew(now)
         return endings
 
     def drain(self, worker_id: str, now: float) -> None:
@@ -81,7 +82,7 @@ class Scheduler:
         if group is None or group.draining:
             return
         group.draining = True
-        self._rehome(now)
+        self._homes.renew(now)
 
     def abandon(self, worker_id: str, now: float) -> list[Ending]:
         """A worker is lost or sent away: its choices wait again, in their old places, with the tokens they have.
@@ -103,11 +104,11 @@ class Scheduler:
         for sequence in group.dissolve():
             if sequence.num_lost_runs < self.limits.max_num_lost_runs:
                 sequence.home = None
-                self._wait(sequence, now)
+                self._homes.enter(sequence, now)
                 continue
             message = f"the worker was lost {sequence.num_lost_runs} times in a row while it ran this choice"
             endings.append(self._finish(sequence, FinishReason.ERROR, now, error_message=message))
-        self._rehome(now)
+        self._homes.renew(now)
         return endings
 
     def submit(self, request: GenerateRequest, now: float) -> tuple[int, ...]:
@@ -133,7 +134,7 @@ class Scheduler:
         sequences = self._sequences(request, self._model, now)
         self.registry.open(request.request_id, sequences)
         for sequence in sequences:
-            self._wait(sequence, now)
+            self._homes.enter(sequence, now)
             if request.deadline_s is not None:
                 heapq.heappush(self._deadlines, (now + request.deadline_s, sequence.key, sequence))
         return tuple(sequence.key for sequence in sequences)
@@ -209,7 +210,7 @@ class Scheduler:
         tokens = commit.take_tokens(now)
         self._charge_outputs(commit.tenants)
         for sequence in group.finish_step():
-            self._wait(sequence, now)
+            self._homes.enter(sequence, now)
         return Committed(tokens, endings, step.facts)
 
     def last_step_facts(self, worker_id: str) -> StepFacts | None:
@@ -283,41 +284,9 @@ class Scheduler:
             sequences.append(sequence)
         return sequences
 
-    def _wait(self, sequence: Sequence, now: float) -> None:
-        """Puts a sequence into the queue, at its old place if it was there before."""
-        self.waiting.add(sequence)
-        if sequence.home is None:
-            self._placer.place(sequence, self.groups.values())
-        self._count_home(sequence, 1)
-        num_ahead, behind = self.waiting.ahead_of(sequence)
-        reason = WaitReason.WORKER if sequence.home is None else WaitReason.QUEUE
-        sequence.history.waits(reason, now, num_ahead=num_ahead, behind=behind)
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self._count_home(sequence, -1)
-
-    def _count_home(self, sequence: Sequence, sign: int) -> None:
-        group = None if sequence.home is None else self.groups.get(sequence.home)
-        if group is not None:
-            group.num_homed_seqs += sign
-            group.num_homed_tokens += sign * len(sequence.token_ids)
-
-    def _rehome(self, now: float) -> None:
-        """The workers are others now: finds homes for those in the queue that have none."""
-        for sequence in self.waiting:
-            group = None if sequence.home is None else self.groups.get(sequence.home)
-            if group is not None and not group.draining:
-                continue
-            self._count_home(sequence, -1)
-            self._placer.place(sequence, self.groups.values())
-            self._count_home(sequence, 1)
-            if sequence.home is None:
-                sequence.history.waits(WaitReason.WORKER, now)
-
     def _admit(self, draft: StepDraft, group: WorkerGroup, now: float) -> None:
         def take(sequence: Sequence, offer: Offer) -> None:
-            self._leave_queue(sequence)
+            self._homes.leave(sequence)
             sequence.home = group.hello.worker_id
             if sequence.memory_order is None:
                 self._num_admissions += 1
@@ -325,11 +294,7 @@ class Scheduler:
                 self._note_first_admission(sequence, offer.num_computed_tokens, now)
             sequence.history.starts(group.hello.worker_id, offer.num_computed_tokens, now)
 
-        Admission(draft, group, self.waiting, take, now).run(self._home_has_room)
-
-    def _home_has_room(self, sequence: Sequence) -> bool:
-        home = None if sequence.home is None else self.groups.get(sequence.home)
-        return home is not None and home.has_room(len(sequence.token_ids))
+        Admission(draft, group, self.waiting, take, now).run(self._homes.has_room)
 
     def _note_first_admission(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
         counters = self.registry.counters
@@ -349,7 +314,7 @@ class Scheduler:
         victim.sequence.num_preemptions += 1
         self._note_stop(group, victim, now, preempted_by=claimant.request_id)
         if waits_again:
-            self._wait(victim.sequence, now)
+            self._homes.enter(victim.sequence, now)
 
     def _note_stop(
         self, group: WorkerGroup, binding: Binding, now: float, *, preempted_by: str = "", worker_lost: bool = False
@@ -389,7 +354,7 @@ class Scheduler:
     ) -> Ending:
         binding = sequence.binding
         if binding is None:
-            self._leave_queue(sequence)
+            self._homes.leave(sequence)
             return self._finish(sequence, reason, now, error_message=error_message)
         group = self.groups[binding.worker_id]
         group.flush(binding)
@@ -411,6 +376,6 @@ class Scheduler:
         return self.registry.finish(sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
 
     def _refuse(self, sequence: Sequence, now: float) -> Ending:
-        self._leave_queue(sequence)
+        self._homes.leave(sequence)
         message = f"the attached workers' KV memory holds {self._num_kv_tokens} tokens, which is too few by now"
         return self._finish(sequence, FinishReason.ERROR, now, error_message=message)

@@ -51,5 +51,5 @@ class SlotColumns:
             return b""
         first, last = start % self.tail_width, (end - 1) % self.tail_width + 1
         row = self.tail[slot]
-        pieces = [row[first:last]] if first < last else [row[first:], row[:last]]
-        return b"".join(pieces)
+        tokens = row[first:last] if first < last else np.concatenate((row[first:], row[:last]))
+        return bytes(tokens.data)

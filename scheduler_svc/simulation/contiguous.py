@@ -1,7 +1,7 @@
 """How did engines serve before paging? Iteration-level batching with one contiguous reservation for each sequence.
 
-As Orca does (Yu et al., OSDI'22), newcomers join and finished ones leave at every step, first come first served, and one
-that finds no room blocks those behind it. Prompts are taken in chunks like the core's, so that nothing but memory differs.
+As in Orca (Yu et al., OSDI'22), newcomers join and finished ones leave at every step, first come first served, and
+one that finds no room blocks those behind it. Prompts are taken in chunks like the core's, so that only memory differs.
 """
 
 from __future__ import annotations

@@ -184,7 +184,8 @@ def _reserve(policy: KvPolicy, output_lens: list[int], max_model_len: int) -> Re
     """How many tokens a request of the simulation is given room for."""
 
     def reserve(request: GenerateRequest) -> int:
-        assert request.sampling.seed is not None and request.sampling.max_tokens is not None
+        assert request.sampling.seed is not None
+        assert request.sampling.max_tokens is not None
         output_len = output_lens[request.sampling.seed]
         room = {
             KvPolicy.max_length: max_model_len,

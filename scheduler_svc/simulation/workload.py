@@ -87,7 +87,7 @@ def scale_lengths(trace: Trace, factor: float) -> Trace:
         block_len != int(block_len) or block_len < _MIN_HASH_BLOCK_LEN
     ):
         raise InvalidConfig(
-            f"--length-scale {factor:g} makes blocks of {block_len:g} tokens out of the trace's {trace.hash_block_len}; "
+            f"--length-scale {factor:g} makes blocks of {block_len:g} tokens out of {trace.hash_block_len}; "
             f"they must be whole and at least {_MIN_HASH_BLOCK_LEN} tokens long"
         )
     requests = [

@@ -1,5 +1,6 @@
 """The scheduler's unix socket: when its path can be had, and that it goes with its process."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -23,19 +24,20 @@ def test_a_free_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_dead_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path):
     path = str(tmp_path / "s.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)
-        listener.listen(1)
+        listener.listen(0)
         with pytest.raises(StartupError, match=f"{path} is in use"):
             claim_socket_path(path)
-        waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
-        for client in waiting:
-            client.connect(path)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(path)
         # It takes no more connections, but it lives.
         with pytest.raises(StartupError, match="in use"):
             claim_socket_path(path)
-        for client in waiting:
-            client.close()
     assert os.path.exists(path)
     assert claim_socket_path(path) == path
     assert not os.path.exists(path)

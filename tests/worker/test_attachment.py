@@ -301,13 +301,15 @@ async def test_heartbeats_come_while_a_step_runs():
         it.runner.permit(1)
         await dial.plan(first_plan())
         await dial.plan(next_plan(2))
-        heartbeats = 0
-        while heartbeats < 3:
+        await until(lambda: it.runner.started[-1:] == [(1, 2)])
+        steps: list[int] = []
+        while steps.count(1) < 3:
             message = await dial.next()
             assert message is not None
-            if message.HasField("heartbeat") and it.runner.started[-1] == (1, 2):
-                heartbeats += 1
-        assert (message.heartbeat.epoch, message.heartbeat.step) == (1, 1)
+            if message.HasField("heartbeat"):
+                assert message.heartbeat.epoch == 1
+                steps.append(message.heartbeat.step)
+        assert set(steps) <= {0, 1}
         it.runner.permit(1)
 
 

@@ -47,8 +47,8 @@ class History:
         self.block_sizes = rng.choice(((1,), (2,), (3,), (4,), (4,), (8,), (2, 3)))
         self.worker_ids = ["a", "b", "c"][: rng.choice((1, 1, 1, 2, 2, 3))]
         self.stems = [[rng.randrange(2, 40) for _ in range(40)] for _ in range(2)] + [[7] * 40]
-        self.max_prompt_len, self.max_output_len = rng.choice(((4, 16), (8, 12), (20, 8), (24, 24)))
-        self.num_kv_tokens = rng.choice((10, 16, 24, 36))
+        self.max_prompt_len, self.max_output_len = rng.choice(((3, 24), (3, 24), (8, 16), (20, 8), (24, 24)))
+        self.num_kv_tokens = rng.choice((16, 26, 26, 36))
         self.uses_priorities = rng.random() < 0.5
         self.tenants = rng.choice((("",), ("", "x"), ("x", "y", "z")))
         self.deadlines: tuple[float | None, ...] = rng.choice(((None,), (None, 1 / 16, 1.0)))
@@ -164,7 +164,7 @@ class History:
             hello = paper_hello(
                 absent[0],
                 block_size=block_size,
-                num_blocks=max(2, self.rng.randint(8, self.num_kv_tokens) // block_size),
+                num_blocks=max(2, self.rng.randint(12, self.num_kv_tokens) // block_size),
                 max_num_seqs=self.rng.choice((2, 5, 8)),
                 max_num_batched_tokens=self.rng.choice((2, 8, 32)),
             )
