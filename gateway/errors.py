@@ -75,6 +75,9 @@ def error_response(error: PageloomError) -> Response:
     headers = {}
     if status in (429, 503):
         headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
+    elif status == 504:
+        # The caller has said when the answer is worth nothing any more; OpenAI's clients know this header.
+        headers = {"x-should-retry": "false"}
     return _json(status, error_body(error), headers)
 
 

@@ -19,8 +19,8 @@ from pageloom.outputs import ChoiceFinished, GenerateEvent
 from pageloom.requests import GenerateRequest
 from pageloom.tokenizer import Tokenizer
 
-# A reader that is slower than the engine makes the queue fill, then gRPC's window, then the
-# scheduler's outbox, which joins tokens.
+# A reader that is slower than the engine makes the queue fill, and then the client's buffer of each
+# request, which joins tokens: what waits is bounded by max_tokens.
 MAX_QUEUED_DELTAS = 256
 # A choice that a stop string ended is cancelled at the engine, which says goodbye after its step.
 GOODBYE_S = 1.0
@@ -98,9 +98,9 @@ class Generation:
 
     async def _relay(self, prompt_index: int) -> None:
         job, prompt = self._job, self._job.prompts[prompt_index]
-        first = prompt_index * job.n
+        first = prompt_index * job.num_samples
         if not job.generate:
-            for index in range(first, first + job.n):
+            for index in range(first, first + job.num_samples):
                 await self._queue.put(ChoiceDelta(index, "", 0, (), "length"))
             return
         request_id = f"{self._request_id}-{prompt_index}"
@@ -108,11 +108,14 @@ class Generation:
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             sampling=prompt.sampling,
-            n=job.n,
+            n=job.num_samples,
             priority=job.priority,
             cache_salt=job.cache_salt,
+            tenant=job.terms.tenant,
+            deadline_s=job.terms.left_s(),
+            include_timeline=job.include_timeline,
         )
-        choices = [Choice(first + i, prompt_index, job, self._tokenizer, self._stops) for i in range(job.n)]
+        choices = [Choice(first + i, prompt_index, job, self._tokenizer, self._stops) for i in range(job.num_samples)]
         cached: list[int] = []
         async with aclosing(self._client.generate(request)) as events:
             async for event in events:
@@ -135,8 +138,8 @@ class Generation:
         if delta is None:
             return
         await self._queue.put(delta)
-        if delta.finish is not None and not isinstance(event, ChoiceFinished):
-            # A stop string ended it; if the engine is gone, its stream says so.
+        if choice.stopped and not isinstance(event, ChoiceFinished):
+            # If the engine is gone, the stream says so.
             with suppress(PageloomError):
                 await self._client.cancel(request_id, (event.choice_index,))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.terms import Terms
 from pageloom.sampling_params import SamplingParams
 
 
@@ -18,11 +19,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the engine is asked for, and how its tokens become text. `generate` is False if all that
-    is asked for is the echo of the prompts."""
+    """What the engine is asked for, and how its tokens become text. Of each prompt it makes `num_samples`
+    choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is the echo of
+    the prompts."""
 
     prompts: tuple[Prompt, ...]
+    terms: Terms
     n: int
+    num_samples: int
+    with_logprobs: bool
+    include_timeline: bool
     priority: int
     cache_salt: str
     stop: tuple[str, ...]
@@ -33,11 +39,8 @@ class Job:
 
     @property
     def num_choices(self) -> int:
-        return self.n * len(self.prompts)
-
-    @property
-    def with_logprobs(self) -> bool:
-        return self.prompts[0].sampling.logprobs is not None
+        """Those that are generated."""
+        return self.num_samples * len(self.prompts)
 
     @property
     def num_prompt_tokens(self) -> int:

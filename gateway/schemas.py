@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pageloom.timeline import Timeline
+
 MAX_MESSAGES = 2048
 MAX_PROMPTS = 256
 MAX_CHOICES = 128
@@ -49,7 +51,7 @@ class GenerationRequest(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -68,6 +70,7 @@ class GenerationRequest(RequestModel):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    include_timeline: bool | None = None
     user: str | None = None
     response_format: dict[str, Any] | None = None
 
@@ -176,12 +179,18 @@ class AssistantMessage(BaseModel):
     content: str
 
 
-class ChatChoice(BaseModel):
+class AnsweredChoice(BaseModel):
+    """`timeline` comes if the request asked for it."""
+
     index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = None
+    timeline: Annotated[Timeline | None, Field(exclude_if=lambda timeline: timeline is None)] = None
+
+
+class ChatChoice(AnsweredChoice):
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletionResponse(BaseModel):
@@ -200,12 +209,9 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
-    index: int
+class CompletionChoice(AnsweredChoice):
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
-    stop_reason: str | int | None = None
 
 
 class CompletionResponse(BaseModel):

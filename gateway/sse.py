@@ -118,7 +118,8 @@ class CompletionChunkEncoder:
 def _finish(delta: ChoiceDelta) -> bytes:
     if delta.finish is None:
         return b'"finish_reason":null'
-    return b'"finish_reason":"%b","stop_reason":%b' % (delta.finish.encode(), orjson.dumps(delta.stop_reason))
+    finish = b'"finish_reason":"%b","stop_reason":%b' % (delta.finish.encode(), orjson.dumps(delta.stop_reason))
+    return finish if delta.timeline is None else finish + b',"timeline":' + orjson.dumps(delta.timeline)
 
 
 def _dump(model: BaseModel) -> bytes:

@@ -12,6 +12,7 @@ from gateway.job import Job, Prompt
 from gateway.messages import render_messages
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, RequestModel
 from gateway.served_model import ServedModel
+from gateway.terms import Terms
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
@@ -50,10 +51,12 @@ class TokenLimit:
         return self.asked
 
 
-def translate_chat(body: ChatCompletionRequest, model: ServedModel, info: ModelInfo) -> Job:
+def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     _refuse_tools(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise _unsupported("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.max_completion_tokens is not None:
@@ -63,24 +66,30 @@ def translate_chat(body: ChatCompletionRequest, model: ServedModel, info: ModelI
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     text = render_messages(body, model)
     token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
-    return _job(body, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+    return _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
 
 
-def translate_completion(body: CompletionRequest, model: ServedModel, info: ModelInfo) -> Job:
+def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     if body.suffix:
         raise _unsupported("suffix")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo together with logprobs is not supported yet", param="echo")
+    _check_best_of(body)
     generate = body.max_tokens != 0
     limit = TokenLimit(asked=body.max_tokens if generate else None, default=COMPLETION_MAX_TOKENS)
-    sampling = _sampling(body, model, logprobs=body.logprobs)
+    logprobs = body.logprobs
+    if logprobs is None and (body.best_of or 1) > (body.n or 1):
+        # The likeliest choices are told by them.
+        logprobs = 0
+    sampling = _sampling(body, model, logprobs=logprobs)
     prompts = []
     for given in _split_prompts(body.prompt):
         prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
         prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
-    return replace(_job(body, info, prompts), generate=generate)
+    job = _job(body, terms, info, prompts)
+    return replace(job, generate=generate, with_logprobs=body.logprobs is not None)
 
 
 def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
@@ -93,12 +102,22 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     model.require_name(body.model)
     refuse_unsupported(body)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of is not supported unless it equals n", param="best_of")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.response_format and body.response_format.get("type") != "text":
         raise _unsupported("response_format", "other than {'type': 'text'}")
+
+
+def _check_best_of(body: CompletionRequest) -> None:
+    n = body.n or 1
+    if body.best_of is None or body.best_of == n:
+        return
+    if body.best_of < n:
+        raise InvalidRequest(f"best_of is {body.best_of}; it must be at least n, which is {n}", param="best_of")
+    if body.stream:
+        raise InvalidRequest(
+            "best_of above n cannot be streamed: which choices are best shows at the end", param="best_of"
+        )
 
 
 def refuse_unsupported(body: RequestModel) -> None:
@@ -161,16 +180,23 @@ def _logit_bias(entries: Mapping[str, float] | None) -> Mapping[int, float]:
     return bias
 
 
-def _job(body: GenerationRequest, info: ModelInfo, prompts: Sequence[Prompt]) -> Job:
+def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequence[Prompt]) -> Job:
     n = body.n or 1
-    if n * len(prompts) > MAX_CHOICES_IN_ALL:
+    num_samples = body.best_of or n
+    if (num_choices := num_samples * len(prompts)) > MAX_CHOICES_IN_ALL:
+        field = "n" if num_samples == n else "best_of"
         raise InvalidRequest(
-            f"n times the number of prompts is {n * len(prompts)}, at most {MAX_CHOICES_IN_ALL} are accepted", param="n"
+            f"{field} times the number of prompts is {num_choices}, at most {MAX_CHOICES_IN_ALL} are accepted",
+            param=field,
         )
     prompts[0].sampling.check_vocabulary(info.vocab_size)
     return Job(
         prompts=tuple(prompts),
+        terms=terms,
         n=n,
+        num_samples=num_samples,
+        with_logprobs=prompts[0].sampling.logprobs is not None,
+        include_timeline=bool(body.include_timeline),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -18,6 +21,7 @@ from scheduler_svc.core import Limits, Scheduler
 from scheduler_svc.driver import Driver
 from scheduler_svc.engine_service import EngineService
 from scheduler_svc.metrics import SchedulerMetrics
+from scheduler_svc.recording import RecordingFile, RecordingScheduler
 from scheduler_svc.server import Health, build_server, listen, listen_unix
 from scheduler_svc.worker_service import WorkerService
 
@@ -29,9 +33,14 @@ _CLOSE_GRACE_S = 1.0
 
 async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
     """Runs the scheduler until it is told to stop."""
+    with _core(config) as core:
+        await _serve(core, config, parent)
+
+
+async def _serve(core: Scheduler, config: SchedulerConfig, parent: ParentLink) -> None:
     health = Health()
     driver = Driver(
-        Scheduler(_limits(config)),
+        core,
         SchedulerMetrics(),
         health.set_engine_serving,
         config.step_timeout_s,
@@ -69,6 +78,16 @@ async def serve(config: SchedulerConfig, parent: ParentLink) -> None:
     finally:
         # Removes the unix socket however the run ended.
         await server.stop(None)
+
+
+@contextmanager
+def _core(config: SchedulerConfig) -> Iterator[Scheduler]:
+    limits = _limits(config)
+    if config.record_path is None:
+        yield Scheduler(limits)
+        return
+    with closing(RecordingFile(Path(config.record_path), limits)) as recording:
+        yield RecordingScheduler(limits, recording.put)
 
 
 def _limits(config: SchedulerConfig) -> Limits:

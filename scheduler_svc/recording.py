@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import IO, ParamSpec, TypeVar
 
@@ -61,9 +62,7 @@ class RecordingScheduler(Scheduler):
         return self._told(super().submit, record.submit_to_proto, _put_keys, request, now)
 
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = (), *, now: float) -> list[Ending]:
-        return self._told(
-            super().cancel, record.cancel_to_proto, _put_endings, request_id, choice_indexes, now=now
-        )  # fmt: skip
+        return self._told(super().cancel, record.cancel_to_proto, _put_endings, request_id, choice_indexes, now=now)
 
     def end_all(self, reason: str, now: float) -> list[Ending]:
         return self._told(super().end_all, record.end_all_to_proto, _put_endings, reason, now)
@@ -72,7 +71,7 @@ class RecordingScheduler(Scheduler):
         return self._told(super().expire, record.expire_to_proto, _put_endings, now)
 
     def plan(self, worker_id: str, now: float) -> BatchPlan | None:
-        return self._told(super().plan, record.plan_call_to_proto, record.put_plan, worker_id, now)
+        return self._told(super().plan, record.plan_call_to_proto, _put_plan, worker_id, now)
 
     def commit(self, worker_id: str, result: StepResult, now: float) -> Committed:
         return self._told(super().commit, record.commit_to_proto, _put_committed, worker_id, result, now)
@@ -81,7 +80,7 @@ class RecordingScheduler(Scheduler):
         self,
         method: Callable[P, R],
         describe: Callable[P, RecordedCall],
-        put_outcome: Callable[[RecordedCall, R], None],
+        put_outcome: Callable[..., None],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
@@ -91,18 +90,28 @@ class RecordingScheduler(Scheduler):
             outcome = method(*args, **kwargs)
         except Exception as error:
             # Also one that the core should never raise: that is the recording one wants most.
-            call = describe(*args, **kwargs)
-            call.outcome.error.type, call.outcome.error.message = type(error).__name__, str(error)
-            self._put(call)
+            self._put(describe, partial(_put_error, outcome=error), *args, **kwargs)
             raise
-        call = describe(*args, **kwargs)
-        put_outcome(call, outcome)
-        self._put(call)
+        self._put(describe, partial(put_outcome, outcome=outcome), *args, **kwargs)
         return outcome
 
-    def _put(self, call: RecordedCall) -> None:
-        if self._sink is not None and not self._sink(call):
-            self._sink = None
+    def _put(
+        self,
+        describe: Callable[P, RecordedCall],
+        put_outcome: Callable[[RecordedCall], None],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        assert self._sink is not None
+        try:
+            call = describe(*args, **kwargs)
+            put_outcome(call)
+            if self._sink(call):
+                return
+        except Exception:
+            # The core has acted already, so its caller must have the answer.
+            log.exception("the recording ends here: a call cannot be written down")
+        self._sink = None
 
 
 def recording_header(limits: Limits, unix_offset_s: float = 0.0) -> RecordingHeader:
@@ -184,25 +193,34 @@ def _taken(pending: deque[bytes]) -> Iterable[bytes]:
             yield pending.popleft()
 
 
+def _put_error(call: RecordedCall, outcome: Exception) -> None:
+    call.outcome.error.type, call.outcome.error.message = type(outcome).__name__, str(outcome)
+
+
 def _put_nothing(call: RecordedCall, outcome: None) -> None:
     pass
 
 
-def _put_endings(call: RecordedCall, endings: list[Ending]) -> None:
-    record.put_endings(call, [(ending.request_id, ending.event) for ending in endings])
+def _put_plan(call: RecordedCall, outcome: BatchPlan | None) -> None:
+    if outcome is not None:
+        record.put_plan(call, outcome)
 
 
-def _put_keys(call: RecordedCall, keys: tuple[int, ...]) -> None:
-    call.outcome.keys.extend(keys)
+def _put_endings(call: RecordedCall, outcome: list[Ending]) -> None:
+    record.put_endings(call, [(ending.request_id, ending.event) for ending in outcome])
 
 
-def _put_committed(call: RecordedCall, committed: Committed) -> None:
-    tokens = committed.tokens
+def _put_keys(call: RecordedCall, outcome: tuple[int, ...]) -> None:
+    call.outcome.keys.extend(outcome)
+
+
+def _put_committed(call: RecordedCall, outcome: Committed) -> None:
+    tokens = outcome.tokens
     call.outcome.num_tokens = len(tokens.keys)
     if len(tokens.keys):
         call.outcome.tokens_crc32 = _crc32(tokens.keys, tokens.first_indexes, tokens.token_ids)
-    call.outcome.ignored = committed.facts is None
-    _put_endings(call, committed.endings)
+    call.outcome.ignored = outcome.facts is None
+    _put_endings(call, outcome.endings)
 
 
 def _crc32(*columns: NDArray[np.int64]) -> int:

@@ -12,11 +12,13 @@ from starlette.responses import Response
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.logprobs import chat_logprobs
+from gateway.middleware import record_of
 from gateway.routes.documentation import ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
 from gateway.schemas import AssistantMessage, ChatChoice, ChatCompletionRequest, ChatCompletionResponse
 from gateway.sse import ChatChunkEncoder, ChunkFrame
 from gateway.stream import EventStreamResponse
+from gateway.terms import read_terms
 from gateway.translate import translate_chat
 from gateway.whole_answer import collect
 
@@ -27,7 +29,8 @@ router = APIRouter(route_class=JsonRoute)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
-    job = await gateway.in_thread(translate_chat, body, gateway.model, gateway.engine.require_model())
+    terms = read_terms(request.headers, record_of(request.scope).started_s)
+    job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)
@@ -55,6 +58,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
                 logprobs=chat_logprobs(answer.scored, tokenizer) if job.with_logprobs else None,
                 finish_reason=answer.finish,
                 stop_reason=answer.stop_reason,
+                timeline=answer.timeline,
             )
             for index, answer in enumerate(answers)
         ],

@@ -12,11 +12,13 @@ from starlette.responses import Response
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.logprobs import completion_logprobs
+from gateway.middleware import record_of
 from gateway.routes.documentation import ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
 from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
 from gateway.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.stream import EventStreamResponse
+from gateway.terms import read_terms
 from gateway.translate import translate_completion
 from gateway.whole_answer import collect
 
@@ -27,7 +29,8 @@ router = APIRouter(route_class=JsonRoute)
 async def create_completion(body: CompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
-    job = await gateway.in_thread(translate_completion, body, gateway.model, gateway.engine.require_model())
+    terms = read_terms(request.headers, record_of(request.scope).started_s)
+    job = await gateway.in_thread(translate_completion, body, terms, gateway.model, gateway.engine.require_model())
     answer_id = f"cmpl-{uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)
@@ -56,6 +59,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionReq
                 logprobs=completion_logprobs(answer.scored, tokenizer) if job.with_logprobs else None,
                 finish_reason=answer.finish,
                 stop_reason=answer.stop_reason,
+                timeline=answer.timeline,
             )
             for index, answer in enumerate(answers)
         ],

@@ -21,6 +21,7 @@ _DESCRIPTIONS: dict[int | str, str] = {
     "4XX": "Something else is wrong with the request.",
     500: "Something failed inside.",
     503: "Not now; try again after Retry-After.",
+    504: "The time that x-request-timeout-s gives has passed.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "model": ErrorResponse} for status, text in _DESCRIPTIONS.items()

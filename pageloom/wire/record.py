@@ -79,10 +79,9 @@ def commit_to_proto(worker_id: str, result: StepResult, now: float) -> RecordedC
     return RecordedCall(now_s=now, commit=commit)
 
 
-def put_plan(call: RecordedCall, plan: BatchPlan | None) -> None:
+def put_plan(call: RecordedCall, plan: BatchPlan) -> None:
     """Sets a plan call's outcome."""
-    if plan is not None:
-        call.outcome.plan.CopyFrom(plan_to_proto(plan))
+    call.outcome.plan.CopyFrom(plan_to_proto(plan))
 
 
 def put_endings(call: RecordedCall, endings: Iterable[tuple[str, ChoiceFinished]]) -> None:

@@ -20,7 +20,9 @@ class Homes:
     def enter(self, sequence: Sequence, now: float) -> None:
         """Puts a sequence into the queue, at its old place if it was there before."""
         self._waiting.add(sequence)
-        if sequence.home is None:
+        home = self._home_of(sequence)
+        # One that was preempted keeps its home, unless that gets no new work by now.
+        if home is None or home.draining:
             self._placer.place(sequence, self._groups.values())
         self._count(sequence, 1)
         num_ahead, behind = self._waiting.ahead_of(sequence)

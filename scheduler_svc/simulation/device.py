@@ -25,6 +25,7 @@ class SimulatedDevice:
         self._vocab_size = vocab_size
         self._bound = np.zeros(max_num_seqs, np.bool_)
         self._drew = np.zeros(max_num_seqs, np.bool_)
+        self._num_admitted_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
@@ -33,14 +34,15 @@ class SimulatedDevice:
 
     @property
     def num_unused_tokens(self) -> int:
-        """Room in the blocks of bound slots that holds no computed token. Sharers of a block count it once each, but
-        only full blocks are shared."""
+        """Room in the blocks of bound slots that is for no token yet. A sequence's tokens count from its admission on,
+        since their room is about to be filled; shared blocks are full, so they add nothing."""
         bound = self._bound
         room = self._num_blocks[bound].sum() * self._block_size
-        return int(room - self._num_computed_tokens[bound].sum())
+        tokens = np.maximum(self._num_admitted_tokens[bound], self._num_computed_tokens[bound])
+        return int(room - tokens.sum())
 
     def run(self, plan: BatchPlan) -> tuple[StepResult, int]:
-        """The plan's result, and how many tokens it computed."""
+        """The plan's result, and how many sequences it made one token longer in their blocks."""
         self._apply(plan)
         decodes = self._decode_slots(plan)
         self._num_computed_tokens[decodes] += 1
@@ -61,7 +63,7 @@ class SimulatedDevice:
             token_ids=tuple(token_ids.tolist()),
             duration_s=self._timer.step_time_s(shape),
         )
-        return result, shape.num_tokens
+        return result, len(decodes)
 
     def _apply(self, plan: BatchPlan) -> None:
         if plan.snapshot:
@@ -80,7 +82,7 @@ class SimulatedDevice:
         slot, seed = admission.slot, admission.sampling.seed
         assert seed is not None
         self._bound[slot] = True
-        self._num_tokens[slot] = len(admission.token_ids)
+        self._num_tokens[slot] = self._num_admitted_tokens[slot] = len(admission.token_ids)
         self._num_computed_tokens[slot] = admission.num_computed_tokens
         self._num_blocks[slot] = len(admission.block_ids)
         self._keys[slot] = choice_key(seed, admission.choice_index)

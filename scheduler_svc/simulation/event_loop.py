@@ -33,14 +33,15 @@ class _Worker:
     device: SimulatedDevice
     free_at_s: float = 0.0
     num_in_flight: int = 0
-    num_tokens_in_flight: int = 0
+    # Sequences that grow by a token in steps in flight, once for each step.
+    num_growing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
     worker_id: str
     result: StepResult
-    num_tokens: int
+    num_growing: int
 
 
 class EventLoop:
@@ -65,8 +66,8 @@ class EventLoop:
 
     @property
     def num_unused_tokens(self) -> int:
-        """Allocated KV memory that holds nothing yet: what steps in flight compute is not there yet either."""
-        return sum(worker.device.num_unused_tokens + worker.num_tokens_in_flight for worker in self._workers.values())
+        """Allocated KV memory that is for no token yet: those of steps in flight have not come either."""
+        return sum(worker.device.num_unused_tokens + worker.num_growing for worker in self._workers.values())
 
     def run(self, requests: Iterable[tuple[float, GenerateRequest]], recorder: Recorder) -> float:
         """Runs until everything has finished; returns the time. `requests` come in the order of their arrival.
@@ -107,7 +108,7 @@ class EventLoop:
     def _commit(self, finished: _Result, recorder: Recorder, now: float) -> None:
         worker = self._workers[finished.worker_id]
         worker.num_in_flight -= 1
-        worker.num_tokens_in_flight -= finished.num_tokens
+        worker.num_growing -= finished.num_growing
         started_s = time.perf_counter()
         committed = self._scheduler.commit(finished.worker_id, finished.result, now)
         recorder.scheduler_times.commit_s += time.perf_counter() - started_s
@@ -124,10 +125,10 @@ class EventLoop:
                 self._launch(worker_id, worker, plan, now)
 
     def _launch(self, worker_id: str, worker: _Worker, plan: BatchPlan, now: float) -> None:
-        result, num_tokens = worker.device.run(plan)
+        result, num_growing = worker.device.run(plan)
         worker.free_at_s = max(worker.free_at_s, now + self._half_hop_s) + result.duration_s
         worker.num_in_flight += 1
-        worker.num_tokens_in_flight += num_tokens
+        worker.num_growing += num_growing
         self._num_launched += 1
         arrives_at_s = worker.free_at_s + self._half_hop_s
-        heapq.heappush(self._results, (arrives_at_s, self._num_launched, _Result(worker_id, result, num_tokens)))
+        heapq.heappush(self._results, (arrives_at_s, self._num_launched, _Result(worker_id, result, num_growing)))

@@ -38,11 +38,11 @@ class TenantReport:
 class MemoryReport:
     """Shares of KV memory, from samples over the time in which requests arrived.
 
-    `mean_use` and `peak_use` are what sequences hold of all memory. `waste` is the part of what they hold that contains
-    no computed token, by sums over the samples: room for the future, and the ends of blocks. `fragmented` is the mean
+    `mean_use` and `peak_use` are what sequences hold of all memory. `waste` is the part of what they hold that is for
+    no token they have, by sums over the samples: room for the future, and the ends of blocks. `fragmented` is the mean
     share of all memory that is free but in pieces too small for the request whose turn it is. `tokens_when_queued` is
-    the mean share of all memory that contains computed tokens, over the samples in which requests wait; None if
-    none ever did.
+    the mean share of all memory that is for tokens which sequences have, over the samples in which requests wait; None
+    if none ever did.
     """
 
     num_tokens: int
@@ -138,8 +138,9 @@ def print_report(console: Console, title: str, report: Report) -> None:
 
 
 def _samples_of_arrivals(recorder: Recorder) -> list[Sample]:
-    last_arrival_s = recorder.arrived_s[-1]
-    return [sample for sample in recorder.samples if sample.at_s <= last_arrival_s] or recorder.samples
+    """All samples if requests came all at once."""
+    first_s, last_s = recorder.arrived_s[0], recorder.arrived_s[-1]
+    return [sample for sample in recorder.samples if sample.at_s <= last_s or first_s == last_s]
 
 
 def _column(samples: list[Sample], name: str) -> NDArray[np.float64]:

@@ -37,6 +37,11 @@ def assert_one_clear_line(outcome: subprocess.CompletedProcess[str], *words: str
         assert word in lines[0], outcome.stderr
 
 
+def scheduler_socket(running: Serving) -> Path:
+    connections = running.services()["scheduler_svc"].net_connections("unix")
+    return Path(next(str(connection.laddr) for connection in connections if connection.laddr))
+
+
 def wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     _gone, alive = psutil.wait_procs(processes, timeout=timeout_s)
     return alive
@@ -74,6 +79,8 @@ def test_ctrl_c_lets_a_stream_finish_and_stops_all_three(tmp_path: Path):
     with serving(tmp_path) as running:
         processes = list(running.services().values())
         assert len(processes) == 3
+        socket_directory = scheduler_socket(running).parent
+        assert socket_directory.stat().st_mode & 0o777 == 0o700
         body = {"model": "SmolLM2-135M-Instruct", "prompt": "One", "max_tokens": 60, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
@@ -82,6 +89,7 @@ def test_ctrl_c_lets_a_stream_finish_and_stops_all_three(tmp_path: Path):
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert running.process.wait(30) == 0
         assert not wait_until_gone(processes, 5)
+        assert not socket_directory.exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -168,12 +176,15 @@ def test_environment_twins():
 def test_the_scheduler_stays_on_this_host(tmp_path: Path):
     """Its services have no authentication, so --host opens the gateway alone."""
     with serving(tmp_path, "--host", "0.0.0.0") as running:
+        services = running.services()
         listening = {
             name: {connection.laddr.ip for connection in process.net_connections() if connection.status == "LISTEN"}
-            for name, process in running.services().items()
+            for name, process in services.items()
         }
         assert listening["gateway"] == {"0.0.0.0"}
         assert {ip.removeprefix("::ffff:") for ip in listening["scheduler_svc"]} == {"127.0.0.1"}
+        # Gateway and worker are attached, by the unix socket.
+        assert {connection.status for connection in services["scheduler_svc"].net_connections()} == {"LISTEN"}
 
 
 def test_a_parent_that_dies_early_takes_its_loading_worker_along(tmp_path: Path):

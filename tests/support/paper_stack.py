@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pageloom.client import EngineClient
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
-from scheduler_svc.core import Limits
+from scheduler_svc.core import Limits, Scheduler
 from scheduler_svc.driver import Driver
 from scheduler_svc.engine_service import EngineService
 from scheduler_svc.metrics import SchedulerMetrics
@@ -97,9 +97,16 @@ class PaperStack:
 
 
 @asynccontextmanager
-async def paper_stack(heartbeat_timeout_s: float = 5.0, step_timeout_s: float = 5.0) -> AsyncIterator[PaperStack]:
+async def paper_stack(
+    heartbeat_timeout_s: float = 5.0,
+    step_timeout_s: float = 5.0,
+    drain_timeout_s: float = 5.0,
+    core: Scheduler | None = None,
+) -> AsyncIterator[PaperStack]:
     health = Health()
-    driver = Driver(LIMITS, SchedulerMetrics(CollectorRegistry()), health.set_engine_serving, step_timeout_s)
+    metrics = SchedulerMetrics(CollectorRegistry())
+    core = core or Scheduler(LIMITS)
+    driver = Driver(core, metrics, health.set_engine_serving, step_timeout_s, drain_timeout_s)
     workers = WorkerService(driver, first_epoch=1, heartbeat_interval_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s)
     server = build_server(EngineService(driver), workers, health)
     address = listen(server, "127.0.0.1", 0)

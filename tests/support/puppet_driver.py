@@ -20,6 +20,7 @@ class PuppetDriver:
 
     def __init__(self) -> None:
         self.refusal: Exception | None = None
+        self.num_submits = 0
         self.requests: dict[str, GenerateRequest] = {}
         self.readers: dict[str, Reader] = {}
         self.closed: list[str] = []
@@ -28,6 +29,7 @@ class PuppetDriver:
         self.known_timelines: dict[str, tuple[Timeline, ...]] = {}
 
     def submit(self, request: GenerateRequest, reader: Reader) -> None:
+        self.num_submits += 1
         if self.refusal is not None:
             raise self.refusal
         if request.request_id in self.readers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
 from scheduler_svc.core import Limits
@@ -23,6 +24,10 @@ def make_request(
     ignore_eos: bool = True,
     stop_token_ids: tuple[int, ...] = (),
     logprobs: int | None = None,
+    tenant: str = "",
+    deadline_s: float | None = None,
+    include_timeline: bool = False,
+    wait_for_tokens: bool = False,
 ) -> GenerateRequest:
     """A prompt given as a length is one that shares no prefix with those of other request_ids."""
     if isinstance(prompt, int):
@@ -43,6 +48,10 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
         resume=resume,
+        tenant=tenant,
+        deadline_s=deadline_s,
+        include_timeline=include_timeline,
+        wait_for_tokens=wait_for_tokens,
     )
 
 
@@ -53,13 +62,22 @@ def make_limits(
     max_num_queued_seqs: int = 100,
     enable_prefix_caching: bool = True,
     max_num_lost_runs: int = 3,
+    max_num_steps_in_flight: int = 1,
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.fair,
+    placement: Placement = Placement.cache_aware,
+    priority_ageing_s: float = 60.0,
 ) -> Limits:
+    """One step at a time unless a test is about more: the story is shorter then."""
     return Limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_queued_seqs=max_num_queued_seqs,
         enable_prefix_caching=enable_prefix_caching,
         max_num_lost_runs=max_num_lost_runs,
+        max_num_steps_in_flight=max_num_steps_in_flight,
+        scheduling_policy=scheduling_policy,
+        placement=placement,
+        priority_ageing_s=priority_ageing_s,
     )
 
 

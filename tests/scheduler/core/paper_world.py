@@ -57,6 +57,22 @@ class PaperWorld:
     def open_streams(self) -> dict[tuple[str, int], Stream]:
         return dict(self._open)
 
+    def running(self, worker_id: str = "a") -> list[str]:
+        """The requests in a worker's slots, by slot, once for each of their open choices."""
+        bound = sorted(self.workers[worker_id].streams.items())
+        return [stream.request_id for _, stream in bound if stream.finished is None]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The requests in the queue, once for each of their choices; those of one tenant in order."""
+        return [sequence.request_id for sequence in self.scheduler.waiting]
+
+    def finished(self, request_id: str, choice_index: int = 0) -> ChoiceFinished:
+        """How a choice ended; it must have."""
+        event = self.streams[request_id, choice_index].finished
+        assert event is not None, "it goes on"
+        return event
+
     @property
     def num_in_flight(self) -> int:
         return sum(len(attachment.flights) for attachment in self.workers.values())

@@ -5,37 +5,36 @@ from dataclasses import replace
 import pytest
 
 from pageloom.errors import EngineError
-from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
+from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
 from pageloom.plan import StepResult
-from scheduler_svc.core import Emission, Scheduler, invariants
+from scheduler_svc.core import Committed, Scheduler, invariants
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.paper_world import PaperWorld
 from tests.support.paper_model import PAPER_EOS_TOKEN_ID, paper_hello
 
 
-def started(**request: object) -> Scheduler:
+def started(*, max_num_steps_in_flight: int = 1, **request: object) -> Scheduler:
     """One worker, one request, its first step in flight."""
-    scheduler = Scheduler(make_limits())
-    scheduler.attach(paper_hello("a"), 1)
+    scheduler = Scheduler(make_limits(max_num_steps_in_flight=max_num_steps_in_flight))
+    scheduler.attach(paper_hello("a"), 1, 9.0)
     scheduler.submit(make_request(**request), 10.0)  # type: ignore[arg-type]
     assert scheduler.plan("a", 11.0) is not None
     return scheduler
 
 
-def bring(scheduler: Scheduler, token_id: int, *, step: int = 1) -> list[Emission]:
+def bring(scheduler: Scheduler, token_id: int, *, step: int = 1) -> Committed:
     result = StepResult(epoch=1, step=step, slots=(0,), token_ids=(token_id,))
-    emissions = scheduler.commit("a", result, 12.0)
+    committed = scheduler.commit("a", result, 12.0)
     invariants.check(scheduler)
-    return emissions
+    return committed
 
 
-def ending(emissions: list[Emission]) -> ChoiceFinished | None:
-    """The last event if it is terminal; the token that ended the choice comes before it."""
-    event = emissions[-1].event
-    if not isinstance(event, ChoiceFinished):
+def ending(committed: Committed) -> ChoiceFinished | None:
+    """How the choice ended, if it did; the token that ended it comes along."""
+    if not committed.endings:
         return None
-    assert isinstance(emissions[-2].event, TokensGenerated)
-    return event
+    assert len(committed.tokens.keys) == 1
+    return committed.endings[0].event
 
 
 class TestEnds:
@@ -83,30 +82,37 @@ class TestEnds:
         world = make_world()
         world.submit(make_request(prompt=120, max_tokens=None))
         world.drain()
-        finished = world.streams["r", 0].finished
-        assert finished is not None
-        assert (finished.reason, finished.num_output_tokens) == (FinishReason.LENGTH, 8)
+        assert world.finished("r").reason is FinishReason.LENGTH
+        assert world.finished("r").num_output_tokens == 8
 
 
-class TestEvents:
-    def test_tokens_are_numbered_from_the_first_output_token(self):
-        scheduler = started(resume=((0, (5, 6)),))
-        (emission,) = bring(scheduler, 7)
-        assert emission == Emission("r", TokensGenerated(choice_index=0, first_index=2, token_ids=(7,)))
+class TestTokens:
+    def test_they_are_numbered_from_the_first_output_token(self):
+        tokens = bring(started(resume=((0, (5, 6)),)), 7).tokens
+        assert (tokens.first_indexes.tolist(), tokens.token_ids.tolist()) == ([2], [7])
+        assert tokens.logprobs == {}
+
+    def test_the_key_is_what_submit_returned(self):
+        scheduler = Scheduler(make_limits())
+        scheduler.attach(paper_hello("a"), 1, 0.0)
+        scheduler.submit(make_request("other"), 0.0)
+        (key,) = scheduler.submit(make_request("r"), 0.0)
+        scheduler.plan("a", 0.0)
+        result = StepResult(epoch=1, step=1, slots=(0, 1), token_ids=(5, 6))
+        tokens = scheduler.commit("a", result, 0.0).tokens
+        assert dict(zip(tokens.keys.tolist(), tokens.token_ids.tolist(), strict=True))[key] == 6
 
     def test_log_probabilities_go_along(self):
         scheduler = started(logprobs=1)
         logprobs = TokenLogprobs(-0.5, (7,), (-0.5,))
         result = StepResult(epoch=1, step=1, slots=(0,), token_ids=(7,), logprobs={0: logprobs})
-        (emission,) = scheduler.commit("a", result, 12.0)
-        assert isinstance(emission.event, TokensGenerated)
-        assert emission.event.logprobs == (logprobs,)
+        tokens = scheduler.commit("a", result, 12.0).tokens
+        assert tokens.logprobs == {int(tokens.keys[0]): logprobs}
 
     def test_the_facts_of_a_finished_choice(self):
-        facts = bring(started(prompt=5, max_tokens=1), 7)[-1].facts
-        assert facts is not None
-        assert (facts.arrived_at, facts.admitted_at, facts.first_token_at) == (10.0, 11.0, 12.0)
-        assert (facts.num_prompt_tokens, facts.num_preemptions) == (5, 0)
+        (end,) = bring(started(prompt=5, max_tokens=1), 7).endings
+        assert (end.facts.arrived_at, end.facts.admitted_at, end.facts.first_token_at) == (10.0, 11.0, 12.0)
+        assert (end.facts.num_prompt_tokens, end.facts.num_preemptions) == (5, 0)
 
 
 class TestFailures:
@@ -114,10 +120,9 @@ class TestFailures:
         world = make_world()
         for request_id in ("one", "two", "three"):
             world.submit(make_request(request_id))
-        world.plan("a")
-        world.commit("a", failing_slots=[1])
-        failed = world.streams["two", 0].finished
-        assert failed is not None
+        world.plan("a", failing_slots=[1])
+        world.commit("a")
+        failed = world.finished("two")
         assert (failed.reason, failed.error_message) == (FinishReason.ERROR, "no numbers")
         world.drain()
         assert world.scheduler.stats().num_finished[FinishReason.LENGTH] == 2
@@ -125,16 +130,36 @@ class TestFailures:
     def test_a_chunk_that_draws_nothing_may_fail_too(self):
         world = make_world(make_limits(max_num_batched_tokens=4))
         world.submit(make_request(prompt=20))
+        world.plan("a", failing_slots=[0])
+        world.commit("a")
+        world.drain()
+
+    def test_the_step_after_the_failed_one_is_in_flight_already(self):
+        world = make_world(make_limits(max_num_batched_tokens=4, max_num_steps_in_flight=2))
+        world.submit(make_request("fails", prompt=6, max_tokens=8))
+        world.submit(make_request("goes on", prompt=2))
+        world.plan("a", failing_slots=[0])
         world.plan("a")
-        world.commit("a", failing_slots=[0])
+        world.commit("a")
+        assert world.finished("fails").reason is FinishReason.ERROR
+        world.commit("a")
+        assert world.finished("fails").num_output_tokens == 0
         world.drain()
 
 
-def two_in_flight() -> PaperWorld:
-    world = make_world()
-    world.submit(make_request("one", n=2))
-    world.plan("a")
+def two_in_flight(max_num_steps_in_flight: int = 1) -> PaperWorld:
+    """Two choices of two requests in each of as many steps as may be."""
+    world = make_world(make_limits(max_num_steps_in_flight=max_num_steps_in_flight))
+    world.submit(make_request("one"))
+    world.submit(make_request("two"))
+    for _ in range(max_num_steps_in_flight):
+        assert world.plan("a") is not None
     return world
+
+
+def num_used_blocks(world: PaperWorld) -> int:
+    (worker,) = world.scheduler.stats().workers
+    return worker.cache.num_blocks - worker.num_free_blocks
 
 
 class TestCancel:
@@ -148,25 +173,30 @@ class TestCancel:
     def test_between_steps_everything_comes_back_at_once(self):
         world = two_in_flight()
         world.commit("a")
-        world.cancel("one")
-        worker = world.scheduler.stats().workers[0]
-        assert worker.num_free_blocks == worker.cache.num_blocks
+        for request_id in ("one", "two"):
+            world.cancel(request_id)
+        assert num_used_blocks(world) == 0
         world.drain()
 
-    def test_in_flight_the_event_comes_at_once_and_the_blocks_with_the_commit(self):
-        world = two_in_flight()
-        num_free_blocks = world.scheduler.stats().workers[0].num_free_blocks
-        world.cancel("one")
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_in_flight_the_event_comes_at_once_and_the_blocks_with_the_last_commit(self, depth: int):
+        world = two_in_flight(depth)
+        num_blocks = num_used_blocks(world)
+        for request_id in ("one", "two"):
+            world.cancel(request_id)
         assert world.open_streams == {}
-        assert world.scheduler.stats().workers[0].num_free_blocks == num_free_blocks
         assert world.scheduler.stats().num_running == 0
-        world.commit("a")
-        worker = world.scheduler.stats().workers[0]
-        assert worker.num_free_blocks == worker.cache.num_blocks
+        for _ in range(depth):
+            assert num_used_blocks(world) == num_blocks
+            world.commit("a")
+        assert num_used_blocks(world) == 0
         world.drain()
 
     def test_one_choice_of_several(self):
-        world = two_in_flight()
+        world = make_world()
+        world.submit(make_request("one", n=2))
+        world.step()
+        world.plan("a")
         world.cancel("one", (1,))
         assert list(world.open_streams) == [("one", 0)]
         world.commit("a")
@@ -175,27 +205,27 @@ class TestCancel:
     def test_the_id_is_free_again_while_the_step_is_still_in_flight(self):
         world = two_in_flight()
         world.cancel("one")
-        world.scheduler.submit(make_request("one"), 0.0)
-        assert [emission.request_id for emission in world.scheduler.cancel("one")] == ["one"]
+        world.scheduler.submit(make_request("one"), world.now)
+        assert [ending.request_id for ending in world.scheduler.cancel("one", now=world.now)] == ["one"]
         world.commit("a")
         invariants.check(world.scheduler)
 
     def test_twice_unknown_or_finished_is_nothing(self):
         world = two_in_flight()
         world.cancel("one", (0, 7))
-        assert world.scheduler.cancel("one", (0,)) == []
-        assert world.scheduler.cancel("nobody") == []
+        assert world.scheduler.cancel("one", (0,), now=world.now) == []
+        assert world.scheduler.cancel("nobody", now=world.now) == []
         world.commit("a")
         world.drain()
-        assert world.scheduler.cancel("one") == []
+        assert world.scheduler.cancel("two", now=world.now) == []
 
     def test_one_that_fails_in_its_last_step_has_one_end(self):
-        world = two_in_flight()
-        world.cancel("one", (0,))
-        world.commit("a", failing_slots=[0])
-        finished = world.streams["one", 0].finished
-        assert finished is not None
-        assert finished.reason is FinishReason.CANCELLED
+        world = make_world()
+        world.submit(make_request())
+        world.plan("a", failing_slots=[0])
+        world.cancel("r")
+        world.commit("a")
+        assert world.finished("r").reason is FinishReason.CANCELLED
         world.drain()
 
 
@@ -204,9 +234,10 @@ class TestResultsThatDoNotFit:
     def test_of_another_epoch_or_step_is_ignored(self, change: dict[str, int]):
         scheduler = started()
         result = replace(StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,)), **change)  # type: ignore[arg-type]
-        assert scheduler.commit("a", result, 0.0) == []
-        assert scheduler.commit("nobody", result, 0.0) == []
-        assert len(bring(scheduler, 5)) == 1
+        for worker_id in ("a", "nobody"):
+            ignored = scheduler.commit(worker_id, result, 0.0)
+            assert (len(ignored.tokens.keys), ignored.endings, ignored.facts) == (0, [], None)
+        assert len(bring(scheduler, 5).tokens.keys) == 1
 
     @pytest.mark.parametrize(
         ("result", "says"),
@@ -225,7 +256,15 @@ class TestResultsThatDoNotFit:
         scheduler = started()
         with pytest.raises(EngineError, match=says):
             scheduler.commit("a", result, 0.0)
-        assert len(bring(scheduler, 5)) == 1
+        assert len(bring(scheduler, 5).tokens.keys) == 1
+
+    def test_results_come_in_the_order_of_their_plans(self):
+        scheduler = started(max_num_steps_in_flight=2)
+        assert scheduler.plan("a", 11.0) is not None
+        with pytest.raises(EngineError, match="step 2 brought its result before step 1"):
+            bring(scheduler, 5, step=2)
+        assert len(bring(scheduler, 5).tokens.keys) == 1
+        assert len(bring(scheduler, 6, step=2).tokens.keys) == 1
 
     def test_log_probabilities_that_were_asked_for_must_come(self):
         scheduler = started(logprobs=2)
