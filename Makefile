@@ -15,7 +15,7 @@ RUNTIME := $(VENV)/.runtime-gpu$(GPU)
 DEV := $(VENV)/.dev-gpu$(GPU)
 ARGS ?=
 
-.PHONY: help serve test check format protos release-protos lock clean
+.PHONY: help serve test soak check format protos release-protos lock clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -25,6 +25,9 @@ serve: $(RUNTIME) ## Serve the default model, or: make serve ARGS="MODEL --port 
 
 test: $(DEV) ## Run every test
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(DEV) ## 100,000 random histories of the scheduler core, half an hour; ARGS="--histories 1000"
+	@$(BIN)/python -m tests.scheduler.core.soak $(ARGS)
 
 check: $(DEV) ## Format, lint, types, import rules, protos
 	@$(BIN)/ruff format --check

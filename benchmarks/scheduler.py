@@ -21,7 +21,6 @@ from benchmarks.machine import Machine
 from pageloom import wire
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
 from pageloom.requests import GenerateRequest
-from pageloom.rpc.v1 import worker_pb2
 from pageloom.sampling_params import SamplingParams
 from scheduler_svc.core import Limits, Scheduler
 
@@ -127,25 +126,32 @@ def _measure(num_workers: int, num_seqs: int, num_steps: int, block_size: int, s
                 plans_s.append(planned_s)
                 commits_s.append(committed_s)
     continuing = BatchPlan(epoch=plan.epoch, step=plan.step)
+    plan_message, result_message = wire.plan_to_proto(continuing), wire.result_to_proto(result)
     plan_bytes, plan_wire_s = _wire_cost(
         lambda: wire.plan_to_proto(continuing).SerializeToString(),
-        lambda data: wire.plan_from_proto(worker_pb2.BatchPlan.FromString(data)),
+        lambda data: wire.plan_from_proto(plan_message.FromString(data)),
     )
     result_bytes, result_wire_s = _wire_cost(
         lambda: wire.result_to_proto(result).SerializeToString(),
-        lambda data: wire.result_from_proto(worker_pb2.StepResult.FromString(data)),
+        lambda data: wire.result_from_proto(result_message.FromString(data)),
     )
     return Figures(
         num_workers=num_workers,
         num_seqs=num_seqs,
-        plan_s=Distribution.of(plans_s),
-        commit_s=Distribution.of(commits_s),
-        step_s=Distribution.of([one + other for one, other in zip(plans_s, commits_s, strict=True)]),
+        plan_s=_distribution(plans_s),
+        commit_s=_distribution(commits_s),
+        step_s=_distribution([one + other for one, other in zip(plans_s, commits_s, strict=True)]),
         plan_bytes=plan_bytes,
         plan_wire_s=plan_wire_s,
         result_bytes=result_bytes,
         result_wire_s=result_wire_s,
     )
+
+
+def _distribution(samples: list[float]) -> Distribution:
+    distribution = Distribution.of(samples)
+    assert distribution is not None
+    return distribution
 
 
 def _wire_cost(encode: Callable[[], bytes], decode: Callable[[bytes], object]) -> tuple[int, float]:

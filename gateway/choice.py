@@ -82,9 +82,9 @@ class Choice:
             if event.logprobs:
                 scored.append(ScoredToken(token_id, event.logprobs[position], self._num_chars))
             pieces.append(self._text_of(token_id))
-            if self.stopped:
+            if self._matcher.matched is not None:
                 break
-        self.finished = self.stopped and not self._include_timeline
+        self.finished = self._matcher.matched is not None and not self._include_timeline
         return ChoiceDelta(
             self._index,
             "".join(pieces),
@@ -111,7 +111,7 @@ class Choice:
         if event.reason is FinishReason.DEADLINE:
             raise DeadlineExceeded(event.error_message or "the request's deadline passed before it was answered")
         text = self._matcher.push(self._detokenizer.finish())
-        if self.stopped:
+        if self._matcher.matched is not None:
             return ChoiceDelta(self._index, text, 0, (), "stop", self._matcher.matched, event.timeline)
         finish: Finish = "stop" if event.reason is FinishReason.STOP else "length"
         stop_reason = event.stop_token_id if event.stop_token_id in self._requested_stop_ids else None

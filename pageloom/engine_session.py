@@ -94,27 +94,39 @@ class EngineSession:
         """Ends the call, and with it all its requests."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
+        # A task that is cancelled before its first step does nothing at all.
+        self._end("the client was closed")
 
     async def _run(self, engine: EngineAsyncStub) -> None:
         reason = "the client was closed"
-        call = engine.Session()
-        writing = asyncio.create_task(self._write_all(call), name="engine session writer")
         try:
-            async for message in call:
-                self._distribute(wire.session_response_from_proto(message))
+            await self._converse(engine.Session())
             reason = "the scheduler ended the session"
         except grpc.aio.AioRpcError as error:
             reason = from_grpc_error(error).message
+        except grpc.aio.UsageError:
+            # The channel is closed already.
+            pass
         except Exception as error:
             # Whatever it is, no request may wait for ever.
             reason = f"the scheduler sent a message that makes no sense: {error!r}"
         finally:
+            self._end(reason)
+
+    async def _converse(self, call: SessionCall) -> None:
+        writing = asyncio.create_task(self._write_all(call), name="engine session writer")
+        try:
+            async for message in call:
+                self._distribute(wire.session_response_from_proto(message))
+        finally:
             writing.cancel()
             call.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-            self.broken = True
-            for stream in self._streams.values():
-                stream.fail(Unavailable(reason))
+
+    def _end(self, reason: str) -> None:
+        self.broken = True
+        for stream in self._streams.values():
+            stream.fail(Unavailable(reason))
 
     def _distribute(self, events: wire.SessionEvents) -> None:
         streams = self._streams

@@ -9,13 +9,15 @@ from typing import NamedTuple
 from pageloom.errors import PageloomError
 from pageloom.outputs import ChoiceFinished, GenerateEvent, TokenLogprobs, TokensGenerated
 
-# Of one event. With the most log-probabilities that may be asked for it stays below a quarter of the message limit.
+# What has so many is not added to. With the most log-probabilities that may be asked for, an event that got its tokens
+# one by one stays below a quarter of the message limit.
 MAX_TOKENS_PER_EVENT = 16_384
 
 
 class _Waiting(NamedTuple):
     """Tokens of one choice that nobody has taken yet."""
 
+    choice_index: int
     first_index: int
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
@@ -28,14 +30,16 @@ class EventBuffer:
     however slowly it is read.
     """
 
-    __slots__ = ("_arrived", "_failure", "_finished", "_num_unfinished", "_tokens")
+    __slots__ = ("_failure", "_finished", "_newest", "_num_unfinished", "_waiter", "_waiting")
 
     def __init__(self, num_choices: int) -> None:
         self._num_unfinished = num_choices
-        self._tokens: dict[int, _Waiting] = {}
+        self._waiting: list[_Waiting] = []
+        self._newest: dict[int, _Waiting] = {}  # of each choice
         self._finished: list[ChoiceFinished] = []
         self._failure: PageloomError | None = None
-        self._arrived = asyncio.Event()
+        # Of the one that reads. An asyncio.Event would add half again to what a token costs here.
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def complete(self) -> bool:
@@ -45,51 +49,51 @@ class EventBuffer:
     def put_tokens(
         self, choice_index: int, first_index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> None:
-        waiting = self._tokens.get(choice_index)
-        if waiting is None:
-            waiting = self._tokens[choice_index] = _Waiting(first_index, [], [])
+        waiting = self._newest.get(choice_index)
+        if waiting is None or len(waiting.token_ids) >= MAX_TOKENS_PER_EVENT:
+            waiting = self._newest[choice_index] = _Waiting(choice_index, first_index, [], [])
+            self._waiting.append(waiting)
         waiting.token_ids.extend(token_ids)
         waiting.logprobs.extend(logprobs)
-        self._arrived.set()
+        self._wake()
 
     def put_finished(self, event: ChoiceFinished) -> None:
         self._finished.append(event)
         self._num_unfinished -= 1
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: PageloomError) -> None:
         """The reader gets what is here, and then the error. Means nothing once everything has arrived."""
         if not self.complete:
             self._failure = error
-            self._arrived.set()
+            self._wake()
 
     async def take(self) -> list[GenerateEvent]:
         """What has arrived since the last call, waiting for at least one event; nothing once all choices have ended.
 
         Cancellation loses nothing. Raises what `fail` was given.
         """
-        while not self._tokens and not self._finished:
+        while not self._waiting and not self._finished:
             if self._failure is not None:
                 raise self._failure
             if not self._num_unfinished:
                 return []
-            self._arrived.clear()
-            await self._arrived.wait()
-        events: list[GenerateEvent] = []
-        for choice_index, waiting in self._tokens.items():
-            events += _events(choice_index, waiting)
-        events += self._finished
-        self._tokens, self._finished = {}, []
-        return events
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        waiting, finished = self._waiting, self._finished
+        self._waiting, self._newest, self._finished = [], {}, []
+        events: list[GenerateEvent] = [
+            TokensGenerated(
+                choice_index=choice_index,
+                first_index=first_index,
+                token_ids=tuple(token_ids),
+                logprobs=tuple(logprobs),
+            )
+            for choice_index, first_index, token_ids, logprobs in waiting
+        ]
+        return events + finished
 
-
-def _events(choice_index: int, waiting: _Waiting) -> list[TokensGenerated]:
-    return [
-        TokensGenerated(
-            choice_index=choice_index,
-            first_index=waiting.first_index + start,
-            token_ids=tuple(waiting.token_ids[start : start + MAX_TOKENS_PER_EVENT]),
-            logprobs=tuple(waiting.logprobs[start : start + MAX_TOKENS_PER_EVENT]),
-        )
-        for start in range(0, len(waiting.token_ids), MAX_TOKENS_PER_EVENT)
-    ]
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

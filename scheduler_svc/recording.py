@@ -131,7 +131,8 @@ class RecordingFile:
         # The core's clock is the driver's.
         header = recording_header(limits, unix_offset_s=time.time() - time.monotonic())
         try:
-            if path.exists():
+            # Only a file: a pipe or device stays where it is.
+            if path.is_file():
                 os.replace(path, f"{path}.old")
             self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115
         except OSError as error:
@@ -226,5 +227,5 @@ def _put_committed(call: RecordedCall, outcome: Committed) -> None:
 def _crc32(*columns: NDArray[np.int64]) -> int:
     checksum = 0
     for column in columns:
-        checksum = zlib.crc32(np.ascontiguousarray(column, "<i8"), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(column, "<i8").tobytes(), checksum)
     return checksum

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
@@ -22,17 +21,23 @@ _MAX_DIFFERENCES = 40
 
 
 def main(config: ReplayConfig) -> int:
-    """Prints how the replay came out; the exit code: 0 identical, 1 different."""
-    path = Path(config.path)
+    """Prints how the replay came out. The exit code: 0 identical, 1 different, 2 not a recording that can be read."""
     try:
-        with open(path, "rb") as file:
+        with open(config.path, "rb") as file:
             recording = Recording(file, config.path)
             outcome = rerun(recording.calls(), recording.limits, config.until)
     except OSError as error:
-        raise StartupError(f"cannot read {path}: {error.strerror}") from None
+        return _complain(f"cannot read {config.path}: {error.strerror}")
+    except StartupError as error:
+        return _complain(error.message)
     for line in _report(recording, outcome):
         print(line)
     return 0 if outcome.difference is None else 1
+
+
+def _complain(message: str) -> int:
+    print(f"pageloom replay: {message}", file=sys.stderr)
+    return 2
 
 
 def _report(recording: Recording, outcome: Rerun) -> Iterator[str]:
@@ -176,10 +181,4 @@ def _one_line(message: Message) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(ReplayConfig.from_json(sys.argv[1])))
-    except StartupError as trouble:
-        print(f"pageloom replay: {trouble}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(2)
+    sys.exit(main(ReplayConfig.from_json(sys.argv[1])))

@@ -97,7 +97,12 @@ class Rerun:
 def rerun(calls: Iterator[RecordedCall], limits: Limits, until: int | None = None) -> Rerun:
     """Runs a new core through recorded calls, to the first other outcome or until so many plans are made."""
     answered: list[RecordedCall] = []
-    core = RecordingScheduler(limits, lambda call: answered.append(call) is None)
+
+    def take(call: RecordedCall) -> bool:
+        answered.append(call)
+        return True
+
+    core = RecordingScheduler(limits, take)
     num_calls: Counter[str] = Counter()
     num_plans = num_tokens = num_endings = 0
     first_s = last_s = 0.0

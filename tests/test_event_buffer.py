@@ -51,9 +51,9 @@ async def test_a_fast_reader_gets_each_event():
 async def test_a_slow_reader_gets_them_joined_by_choice():
     buffer = EventBuffer(2)
     put(buffer, tokens(0, 0, 5), tokens(1, 0, 7), tokens(0, 1, 6, 8), finished(1, 1))
-    assert not buffer.complete
+    before = buffer.complete
     put(buffer, finished(0, 3))
-    assert buffer.complete
+    assert (before, buffer.complete) == (False, True)
     assert await read_all(buffer) == [tokens(0, 0, 5, 6, 8), tokens(1, 0, 7), finished(1, 1), finished(0, 3)]
     assert await buffer.take() == []
 
@@ -61,8 +61,8 @@ async def test_a_slow_reader_gets_them_joined_by_choice():
 async def test_what_piled_up_is_cut_into_messages_that_can_be_sent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(event_buffer, "MAX_TOKENS_PER_EVENT", 2)
     buffer = EventBuffer(1)
-    put(buffer, tokens(0, 7, 1, 2, 3), tokens(0, 10, 4, 5))
-    assert await buffer.take() == [tokens(0, 7, 1, 2), tokens(0, 9, 3, 4), tokens(0, 11, 5)]
+    put(buffer, *(tokens(0, position, position) for position in range(7, 12)), tokens(1, 0, 5))
+    assert await buffer.take() == [tokens(0, 7, 7, 8), tokens(0, 9, 9, 10), tokens(0, 11, 11), tokens(1, 0, 5)]
 
 
 async def test_waiting_can_be_given_up_without_loss():

@@ -7,17 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pageloom import wire
-from pageloom.errors import InvalidRequest
+from pageloom.errors import (
+    ContextLengthExceeded,
+    DuplicateRequest,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    PageloomError,
+    Unavailable,
+)
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
 from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
-from pageloom.rpc.v1 import common_pb2
+from pageloom.rpc.v1 import common_pb2, engine_pb2
 from pageloom.sampling_params import SamplingParams
+from pageloom.timeline import Run, Timeline, Wait, WaitReason
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 SMALL = st.integers(0, 2**31 - 1)
 UNIT = st.floats(0, 1, width=32)
 FLOATS = st.floats(-10, 0, width=32)
+FINITE = st.floats(0, 1e6, width=32)
+REFUSALS = [
+    InvalidRequest("a", param="n"), ContextLengthExceeded("b", param="max_tokens"), DuplicateRequest("c"),
+    Overloaded("d"), Unavailable("e"), EngineError("f"),
+]  # fmt: skip
 
 sampling_params = st.builds(
     SamplingParams,
@@ -77,10 +91,40 @@ requests = st.builds(
     priority=st.integers(-(2**31), 2**31 - 1),
     cache_salt=st.text(max_size=5),
     resume=st.lists(st.tuples(SMALL, IDS), max_size=2).map(tuple),
+    tenant=st.text(max_size=5),
+    deadline_s=st.none() | FINITE,
+    include_timeline=st.booleans(),
+    wait_for_tokens=st.booleans(),
 )
-events = st.builds(
-    TokensGenerated, choice_index=SMALL, first_index=SMALL, token_ids=IDS, logprobs=st.lists(logprobs).map(tuple)
-) | st.builds(
+SECONDS = st.none() | FINITE
+waits = st.builds(
+    Wait,
+    reason=st.sampled_from(WaitReason),
+    start_s=FINITE,
+    end_s=SECONDS,
+    num_ahead=SMALL,
+    behind_request_ids=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    num_missing_blocks=SMALL,
+)
+runs = st.builds(
+    Run,
+    worker_id=st.text(max_size=3),
+    start_s=FINITE,
+    end_s=SECONDS,
+    num_cached_tokens=SMALL,
+    num_steps=SMALL,
+    num_held_steps=SMALL,
+    preempted_by=st.text(max_size=3),
+    worker_lost=st.booleans(),
+)
+timelines = st.builds(
+    Timeline,
+    waits=st.lists(waits, max_size=2).map(tuple),
+    runs=st.lists(runs, max_size=2).map(tuple),
+    first_token_s=SECONDS,
+    finished_s=SECONDS,
+)
+endings = st.builds(
     ChoiceFinished,
     choice_index=SMALL,
     reason=st.sampled_from(FinishReason),
@@ -88,7 +132,20 @@ events = st.builds(
     num_cached_tokens=SMALL,
     stop_token_id=st.none() | SMALL,
     error_message=st.text(max_size=5),
+    timeline=st.none() | timelines,
 )
+events = endings | st.builds(
+    TokensGenerated, choice_index=SMALL, first_index=SMALL, token_ids=IDS, logprobs=st.lists(logprobs).map(tuple)
+)
+STREAM = st.integers(0, 2**64 - 1)
+NOT_EMPTY = st.lists(SMALL, min_size=1, max_size=3).map(tuple)
+plain_tokens = st.builds(wire.StreamTokens, STREAM, SMALL, SMALL, NOT_EMPTY, st.just(()))
+scored_tokens = NOT_EMPTY.flatmap(
+    lambda ids: st.builds(
+        wire.StreamTokens, STREAM, SMALL, SMALL, st.just(ids), st.tuples(*[logprobs] * len(ids))
+    )
+)  # fmt: skip
+first_choices = st.builds(wire.StreamTokens, STREAM, st.just(0), SMALL, st.tuples(SMALL), st.just(()))
 MODEL = ModelInfo(
     name="m", digest="d", architecture="llama", vocab_size=9, max_model_len=8, eos_token_ids=(1, 2), dtype="float32",
     weights_bytes=2**40,
@@ -119,6 +176,47 @@ def test_request(request: GenerateRequest):
 @given(events)
 def test_event(event: TokensGenerated | ChoiceFinished):
     assert wire.event_from_proto(wire.event_to_proto(event)) == event
+
+
+@given(
+    st.lists(plain_tokens | scored_tokens, max_size=4) | st.lists(first_choices, max_size=4),
+    st.lists(st.builds(wire.StreamFinished, STREAM, endings), max_size=2),
+    st.lists(st.tuples(STREAM, st.sampled_from(REFUSALS)), max_size=2),
+)
+def test_session_response(
+    tokens: list[wire.StreamTokens],
+    finished: list[wire.StreamFinished],
+    refused: list[tuple[int, PageloomError]],
+):
+    refusals = [wire.StreamRefused(stream_id, error) for stream_id, error in refused]
+    events = wire.session_response_from_proto(wire.session_response_to_proto(tokens, finished, refusals))
+    assert events.tokens == tokens
+    assert events.finished == finished
+    assert [(stream_id, type(e), e.message, e.param) for stream_id, e in events.refused] == [
+        (stream_id, type(e), e.message, e.param) for stream_id, e in refused
+    ]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"stream_ids": [1], "first_indexes": [0], "token_ids": [5, 6]},
+        {"stream_ids": [1], "first_indexes": [0], "token_ids": []},
+        {"stream_ids": [1, 2], "first_indexes": [0], "token_ids": [5, 6]},
+        {"stream_ids": [1, 2], "first_indexes": [0, 0], "token_ids": [5, 6], "choice_indexes": [1]},
+        {"stream_ids": [1, 2], "first_indexes": [0, 0], "token_ids": [5, 6], "num_tokens": [2]},
+        {"stream_ids": [1], "first_indexes": [0], "token_ids": [5], "logprob_entries": [0]},
+        {"stream_ids": [1], "first_indexes": [0], "token_ids": [5], "logprob_entries": [1]},
+    ],
+)
+def test_columns_that_do_not_fit_each_other(columns: dict[str, list[int]]):
+    with pytest.raises(ValueError, match=r"argument|announced|do not fit"):
+        wire.session_response_from_proto(engine_pb2.SessionResponse(**columns))  # type: ignore[arg-type]
+
+
+def test_a_step_of_many_requests_costs_few_bytes_each():
+    step = [wire.StreamTokens(stream_id, 0, 300, (40_000,), ()) for stream_id in range(10_000, 10_256)]
+    assert len(wire.session_response_to_proto(step).SerializeToString()) < 256 * 7.2
 
 
 def test_hello_and_info():

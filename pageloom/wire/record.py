@@ -6,7 +6,7 @@ The functions that make a call's message have the parameters of the core's metho
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from pageloom.outputs import ChoiceFinished
 from pageloom.plan import BatchPlan, StepResult, WorkerHello
@@ -103,7 +103,7 @@ def delimited(message: RecordedCall | RecordingHeader) -> bytes:
     return bytes(prefix) + payload
 
 
-def read_delimited(file: BinaryIO) -> bytes | None:
+def read_delimited(file: IO[bytes]) -> bytes | None:
     """The next message's bytes; None at the end of the file.
 
     Raises EOFError if the file ends within it, and ValueError if what is there cannot be the length of one.

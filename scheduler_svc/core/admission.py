@@ -89,7 +89,9 @@ class Admission:
         """The prompt of a sibling that runs here, as far as it is computed and of use."""
         num_tokens = min(sequence.num_prompt_tokens, len(sequence.token_ids) - 1)
         for binding in self._running_siblings(sequence):
-            if num_tokens and self.group.columns.num_computed[binding.slot] >= num_tokens:
+            is_computed = self.group.columns.num_computed[binding.slot] >= num_tokens
+            # The block of one that is a fork of this very plan is a copy yet to be made.
+            if num_tokens and is_computed and binding not in self.draft.admitted:
                 return Fork(binding=binding, num_tokens=num_tokens)
         return None
 

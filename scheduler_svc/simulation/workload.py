@@ -56,11 +56,7 @@ def load_trace(name: str, *, num_requests: int | None, request_rate: float | Non
     trace = read_trace(EXCERPTS.get(name) or Path(name))
     if num_requests is not None:
         trace = Trace(name=trace.name, requests=trace.requests[:num_requests])
-    if request_rate is None:
-        return trace
-    if trace.span_s == 0:
-        raise InvalidConfig(f"the requests of {name} come all at once, so they have no rate that could be changed")
-    return scale_time(trace, (len(trace.requests) - 1) / trace.span_s / request_rate)
+    return trace if request_rate is None else at_rate(trace, request_rate)
 
 
 def synthetic_trace(name: str, *, num_requests: int, request_rate: float, seed: int) -> Trace:
@@ -72,6 +68,13 @@ def synthetic_trace(name: str, *, num_requests: int, request_rate: float, seed: 
     outputs = _lengths(generator, num_requests, lengths.output_mean, lengths.output_sigma, lengths.longest)
     columns = zip(np.maximum(arrivals_s, 0.0).tolist(), prompts.tolist(), outputs.tolist(), strict=True)
     return Trace(name=name, requests=tuple(TraceRequest(*row) for row in columns))
+
+
+def at_rate(trace: Trace, request_rate: float) -> Trace:
+    """Stretched or squeezed to a mean of so many requests a second. Raises InvalidConfig."""
+    if trace.span_s == 0:
+        raise InvalidConfig(f"the requests of {trace.name} come all at once, so they have no rate to change")
+    return scale_time(trace, (len(trace.requests) - 1) / trace.span_s / request_rate)
 
 
 def scale_time(trace: Trace, factor: float) -> Trace:

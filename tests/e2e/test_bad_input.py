@@ -52,7 +52,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (TEXT, {"prompt": "word " * 9000}, 400, "prompt"),
     (TEXT, {"prompt": 17}, 400, "prompt"),
     (TEXT, {"logprobs": 21}, 400, "logprobs"),
-    (TEXT, {"best_of": 2}, 400, "best_of"),
+    (TEXT, {"best_of": 1, "n": 2}, 400, "best_of"),
 ]
 MALFORMED = [b"", b"{", b"[]", b'{"model": NaN}', b"\xff\xfe", b"[" * 100_000]
 

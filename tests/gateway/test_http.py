@@ -200,7 +200,7 @@ async def test_openapi_tells_requests_and_errors(gateway: GatewayServer):
         operation = document["paths"][path]["post"]
         reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
         assert "model" in document["components"]["schemas"][reference]["required"]
-        assert {"200", "400", "404", "413", "415", "503"} <= set(operation["responses"])
+        assert {"200", "400", "404", "413", "415", "503", "504"} <= set(operation["responses"])
         assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorResponse")
         assert "text/event-stream" in operation["responses"]["200"]["content"]
     assert "ValidationError" not in json.dumps(document), "nothing answers 422"

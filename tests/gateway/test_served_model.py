@@ -7,6 +7,7 @@ import pytest
 
 from gateway.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.served_model import load_served_model
+from gateway.terms import Terms
 from gateway.translate import translate_chat, translate_completion
 from pageloom.errors import ModelLoadError
 from pageloom.gguf_file import read_gguf
@@ -31,13 +32,13 @@ def test_generation_config_gives_defaults_and_requests_win(folder: Path):
     model = load_served_model(gateway_config(model=str(folder), scheduler_address="x:1", served_model_names=()))
     messages = [{"role": "user", "content": "x"}]
     asked: dict[str, object] = {"model": model.names[0], "messages": messages}
-    default = translate_chat(ChatCompletionRequest.model_validate(asked), model, MODEL).prompts[0].sampling
+    default = translate_chat(ChatCompletionRequest.model_validate(asked), Terms(), model, MODEL).prompts[0].sampling
     assert (default.temperature, default.top_p, default.top_k, default.max_tokens) == (0.6, 0.9, 20, 33)
     asked |= {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_tokens": 44}
-    explicit = translate_chat(ChatCompletionRequest.model_validate(asked), model, MODEL).prompts[0].sampling
+    explicit = translate_chat(ChatCompletionRequest.model_validate(asked), Terms(), model, MODEL).prompts[0].sampling
     assert (explicit.temperature, explicit.top_p, explicit.top_k, explicit.max_tokens) == (0, 1.0, 0, 44)
     text = CompletionRequest.model_validate({"model": model.names[0], "prompt": "x"})
-    assert translate_completion(text, model, MODEL).prompts[0].sampling.max_tokens == 16
+    assert translate_completion(text, Terms(), model, MODEL).prompts[0].sampling.max_tokens == 16
 
 
 @pytest.mark.parametrize("values", ['{"temperature": -1}', '{"top_p": "high"}', "[]", "{"])

@@ -1,9 +1,13 @@
 """Sessions over real gRPC: columns, refusals, cancels, ends of the call, and the client that shares one."""
 
 import asyncio
+import re
+import subprocess
 import sys
 import time
 from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -22,10 +26,12 @@ from pageloom.errors import (
 from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokenLogprobs, TokensGenerated
 from pageloom.requests import GenerateRequest
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
-from pageloom.rpc_channel import open_channel
+from pageloom.rpc_channel import create_server, open_channel
 from pageloom.sampling_params import SamplingParams
-from pageloom.timeline import Timeline
+from pageloom.timeline import Run, Timeline, Wait, WaitReason
 from scheduler_svc import session_outbox
+from scheduler_svc.engine_service import EngineService
+from scheduler_svc.outbox import Reader
 from scheduler_svc.session_outbox import SessionOutbox
 from tests.support.puppet_driver import PuppetDriver, engine_server
 
@@ -366,7 +372,10 @@ async def reading_of_nothing(client: EngineClient) -> None:
 async def test_cancels_go_over_the_session_if_the_request_does(driver: PuppetDriver, client: EngineClient):
     running = reading(client, request(n=2))
     await until(lambda: driver.readers)
-    await client.cancel("r", (1,))
+    cancelling = client.cancel("r", (1,))
+    with pytest.raises(StopIteration):
+        # A call of its own would have to be waited for.
+        cancelling.send(None)
     await until(lambda: driver.cancelled)
     driver.finish("r", 0)
     assert [event.reason for event in await running if isinstance(event, ChoiceFinished)] == [
@@ -401,6 +410,23 @@ async def test_a_session_that_breaks_fails_its_requests_and_is_opened_again():
             assert await running == [ended(0, 0)]
 
 
+async def test_a_message_that_makes_no_sense_leaves_nobody_waiting():
+    class Nonsense(EngineService):
+        async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+            await anext(request_iterator)
+            await context.write(engine_pb2.SessionResponse(stream_ids=[1], token_ids=[2, 3]))
+            await asyncio.Event().wait()
+
+    server = create_server()
+    engine_pb2_grpc.add_EngineServicer_to_server(Nonsense(PuppetDriver()), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with EngineClient(f"127.0.0.1:{port}") as client:
+        with pytest.raises(Unavailable, match="makes no sense"):
+            await reading(client, request())
+    await server.stop(None)
+
+
 async def test_closing_the_client_ends_what_it_reads_and_leaves_no_task(driver: PuppetDriver, address: str):
     before = asyncio.all_tasks()
     async with EngineClient(address) as client:
@@ -413,6 +439,15 @@ async def test_closing_the_client_ends_what_it_reads_and_leaves_no_task(driver: 
     assert not left_over
 
 
+async def test_closing_the_client_before_the_session_has_begun(address: str):
+    async with EngineClient(address) as client:
+        running = reading(client, request())
+        await asyncio.sleep(0)
+    for late in (running, reading(client, request())):
+        with pytest.raises(Unavailable, match="closed"):
+            await asyncio.wait_for(late, 5)
+
+
 async def test_timelines_and_the_drain_of_a_worker(driver: PuppetDriver, client: EngineClient):
     driver.known_timelines["r"] = (Timeline(waits=(), runs=(), first_token_s=0.5), Timeline(waits=(), runs=()))
     assert await client.timelines("r") == driver.known_timelines["r"]
@@ -423,3 +458,40 @@ async def test_timelines_and_the_drain_of_a_worker(driver: PuppetDriver, client:
     with pytest.raises(InvalidRequest) as caught:
         await client.drain_worker("known", -1.0)
     assert caught.value.param == "timeout_s"
+
+
+class PromptDriver(PuppetDriver):
+    """Answers every request at once, with two tokens."""
+
+    def submit(self, request: GenerateRequest, reader: Reader) -> None:
+        super().submit(request, reader)
+        asyncio.get_running_loop().call_soon(self._answer, request, reader)
+
+    def _answer(self, request: GenerateRequest, reader: Reader) -> None:
+        timeline = Timeline(
+            waits=(Wait(reason=WaitReason.SLOTS, start_s=0.0, behind_request_ids=("other",)),),
+            runs=(Run(worker_id="w", start_s=0.25),),
+            first_token_s=0.5,
+        )
+        self.known_timelines[request.request_id] = (timeline,)
+        reader.put_token(0, 0, 260, None)
+        reader.put_token(0, 1, 30, None)
+        reader.put_finished(replace(ended(0, 2), timeline=timeline if request.include_timeline else None))
+
+
+async def test_the_examples_of_the_docs_run():
+    text = (Path(__file__).parents[2] / "docs/grpc.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 3
+    async with engine_server(PromptDriver()) as address:
+        code = "\n".join(examples).replace("127.0.0.1:50051", address)
+        command = [sys.executable, "-c", code]
+        result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30)
+    assert result.stdout.splitlines() == [
+        "0 [260, 30]",
+        "FINISH_REASON_LENGTH 2",
+        "1 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
+        "2 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
+        "0.000 s: waited WAIT_REASON_SLOTS ['other']",
+        "0.250 s: ran on w, 0 steps, 0 held",
+    ], result.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -148,6 +148,16 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
     async def Cancel(self, message: engine_pb2.CancelRequest, _context: Context) -> engine_pb2.CancelResponse:
         await self._note_cancel(message.request_id, message.choice_indexes)
         return engine_pb2.CancelResponse()
+
+    # The gateway calls none of the others.
+    async def Generate(self, _message: engine_pb2.GenerateRequest, context: Context) -> NoReturn:  # type: ignore[override]
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+
+    async def GetTimeline(self, _message: engine_pb2.GetTimelineRequest, context: Context) -> NoReturn:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+
+    async def DrainWorker(self, _message: engine_pb2.DrainWorkerRequest, context: Context) -> NoReturn:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
 
     async def Info(self, _message: engine_pb2.InfoRequest, _context: Context) -> engine_pb2.InfoResponse:
         info = EngineInfo(

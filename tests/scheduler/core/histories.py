@@ -153,8 +153,7 @@ class History:
 
     def dismiss(self, worker_id: str) -> None:
         """Sends a worker away that has finished after it was drained."""
-        attachment = self.world.workers[worker_id]
-        if attachment.draining and attachment.is_idle:
+        if self.world.workers[worker_id].draining and self.world.scheduler.is_idle(worker_id):
             self.world.lose(worker_id)
 
     def attach(self) -> None:

@@ -33,6 +33,7 @@ class Stream:
     failed: bool = False
     num_lost_runs: int = 0
     num_preemptions: int = 0
+    num_passed_blocks: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -63,10 +64,6 @@ class PaperAttachment:
 
     def __post_init__(self) -> None:
         self.worker = PaperWorker(self.hello, self.epoch)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.flights and all(stream.finished for stream in self.streams.values())
 
     def take_off(self, plan: BatchPlan, failing_slots: Collection[int] = ()) -> Flight:
         """Takes a plan, checks it, and runs it. Of `failing_slots` those fail that run."""

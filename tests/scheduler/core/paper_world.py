@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,9 @@ import pytest
 from pageloom.errors import ContextLengthExceeded, Overloaded
 from pageloom.outputs import ChoiceFinished, FinishReason
 from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
+from pageloom.policies import SchedulingPolicy
 from pageloom.requests import GenerateRequest
+from pageloom.timeline import WaitReason
 from pageloom.wire.record import RecordedCall
 from scheduler_svc.core import Ending, Limits, NewTokens, invariants
 from scheduler_svc.recording import RecordingScheduler
@@ -66,6 +68,10 @@ class PaperWorld:
     def waiting(self) -> list[str]:
         """The requests in the queue, once for each of their choices; those of one tenant in order."""
         return [sequence.request_id for sequence in self.scheduler.waiting]
+
+    def admitted(self, plan: BatchPlan | None) -> list[str]:
+        """The requests that a plan admits, in order, once for each of their choices."""
+        return [self._stream_of(admission).request_id for admission in plan.admissions] if plan else []
 
     def finished(self, request_id: str, choice_index: int = 0) -> ChoiceFinished:
         """How a choice ended; it must have."""
@@ -153,6 +159,7 @@ class PaperWorld:
             assert len(attachment.flights) < self.limits.max_num_steps_in_flight, "too many steps in flight"
             attachment.take_off(plan, failing_slots)
             self.num_steps += 1
+            self._check_passing(attachment, plan)
         assert self.scheduler.num_in_flight(worker_id) == len(attachment.flights)
         self._check()
         return plan
@@ -218,14 +225,12 @@ class PaperWorld:
 
     def finish(self, worker_id: str) -> None:
         """Lets a drained worker finish what it runs."""
-        attachment = self.workers[worker_id]
-        max_num_steps = self.num_steps + self._round_bound()
-        while not attachment.is_idle:
-            while len(attachment.flights) < self.limits.max_num_steps_in_flight and self.plan(worker_id):
-                pass
-            if attachment.flights:
-                self.commit(worker_id)
-            assert self.num_steps <= max_num_steps, "no end in sight"
+        max_num_rounds = self._round_bound()
+        num_rounds = 0
+        while not self.scheduler.is_idle(worker_id):
+            self._round(worker_id)
+            num_rounds += 1
+            assert num_rounds <= max_num_rounds, "no end in sight"
 
     def drain(self) -> None:
         """Lets everything run to its end, within a bound, and checks that nothing is left behind."""
@@ -233,11 +238,8 @@ class PaperWorld:
         num_rounds = 0
         self._check_every = 3
         while self._open or self.num_in_flight:
-            for worker_id, attachment in self.workers.items():
-                if attachment.flights:
-                    self.commit(worker_id)
-                while len(attachment.flights) < self.limits.max_num_steps_in_flight and self.plan(worker_id):
-                    pass
+            for worker_id in self.workers:
+                self._round(worker_id)
             num_rounds += 1
             assert num_rounds <= max_num_rounds, "no end in sight"
         self._check_every = 1
@@ -248,6 +250,32 @@ class PaperWorld:
         outcome = rerun(map(RecordedCall.FromString, self.recorded), self.limits)
         assert outcome.difference is None, f"replayed otherwise: {outcome.difference}"
         assert outcome.num_plans == self.num_steps
+
+    def _check_passing(self, attachment: PaperAttachment, plan: BatchPlan) -> None:
+        """Who waits for blocks is passed by others with no more blocks than it needs itself.
+
+        Only where order and place are plain: first come, first served, on the only worker that ever was.
+        """
+        if self._epoch > 1 or self.limits.scheduling_policy is not SchedulingPolicy.fcfs:
+            return
+        block_size = attachment.hello.cache.block_size
+        for admission in plan.admissions:
+            admitted = self._stream_of(admission)
+            admitted.num_passed_blocks = 0
+            num_new_blocks = len(admission.block_ids) - admission.num_computed_tokens // block_size
+            for stream in self._waits_for_blocks(before=admitted):
+                stream.num_passed_blocks += num_new_blocks
+                num_needed_blocks = -(-(stream.num_prompt_tokens + len(stream.token_ids)) // block_size)
+                assert stream.num_passed_blocks <= num_needed_blocks, f"{stream.request_id} is passed too often"
+
+    def _waits_for_blocks(self, before: Stream) -> Iterator[Stream]:
+        bound = [stream for attachment in self.workers.values() for stream in attachment.streams.values()]
+        for stream in self._open.values():
+            if stream.key < before.key and stream not in bound:
+                timelines = self.scheduler.timelines(stream.request_id)
+                assert timelines is not None
+                if timelines[stream.choice_index].waits[-1].reason is WaitReason.BLOCKS:
+                    yield stream
 
     def _record(self, call: RecordedCall) -> bool:
         self.recorded.append(call.SerializeToString())
@@ -280,6 +308,14 @@ class PaperWorld:
 
     def _stream_of(self, admission: Admission) -> Stream:
         return self._by_tag[admission.sampling.temperature, admission.choice_index]
+
+    def _round(self, worker_id: str) -> None:
+        """Brings one result, and sends as many plans as may be out."""
+        flights = self.workers[worker_id].flights
+        if flights:
+            self.commit(worker_id)
+        while len(flights) < self.limits.max_num_steps_in_flight and self.plan(worker_id) is not None:
+            pass
 
     def _round_bound(self) -> int:
         # In each round the first choice of each worker gets on by a token. Another may have to start anew, a

@@ -1,5 +1,7 @@
 """Blocks are counted, taken in ascending runs, and evicted in order."""
 
+import itertools
+
 import pytest
 
 from scheduler_svc.core.block_pool import BlockPool
@@ -80,7 +82,7 @@ class TestOwners:
 
 def num_runs(block_ids: list[int]) -> int:
     """Stretches of blocks that follow each other."""
-    return 1 + sum(after != before + 1 for before, after in zip(block_ids, block_ids[1:], strict=False))
+    return 1 + sum(after != before + 1 for before, after in itertools.pairwise(block_ids))
 
 
 def test_tables_are_ascending_runs_as_long_as_there_is_room():

@@ -95,34 +95,6 @@ def test_more_decodes_than_tokens_in_a_step_take_turns_by_order():
     world.drain()
 
 
-def test_priority_goes_before_arrival():
-    world = make_world(make_limits(max_num_seqs=1))
-    for request_id, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -1)):
-        world.submit(make_request(request_id, priority=priority))
-    order = []
-    while world.open_streams:
-        if world.plan("a") is None:
-            break
-        (binding,) = world.scheduler.groups["a"].bound
-        if binding.sequence.request_id not in order:
-            order.append(binding.sequence.request_id)
-        world.commit("a")
-    assert order == ["urgent", "first", "second", "late"]
-
-
-def test_a_large_request_is_not_passed_by_small_ones_behind_it():
-    world = make_world(block_size=4, num_blocks=8)
-    world.submit(make_request("running", prompt=16, max_tokens=8))
-    world.plan("a")
-    world.commit("a")
-    world.submit(make_request("large", prompt=24, max_tokens=4))
-    world.submit(make_request("small", prompt=2, max_tokens=2))
-    world.plan("a")
-    world.commit("a")
-    assert world.scheduler.stats().num_waiting == 2
-    world.drain()
-
-
 def test_a_slot_is_released_in_the_next_plan_with_work_and_may_be_bound_again_in_it():
     world = make_world(make_limits(max_num_seqs=1))
     world.submit(make_request("one", max_tokens=1))
@@ -147,29 +119,3 @@ def test_a_block_is_added_when_the_last_is_full():
         world.commit("a")
     nothing, one_block = ((), (), 0), ((0,), (1,), 1)
     assert grown == [nothing, nothing, one_block, nothing]
-
-
-def test_each_choice_of_a_request_is_a_sequence_of_its_own():
-    world = make_world()
-    world.submit(make_request(n=3))
-    plan = world.plan("a")
-    assert plan is not None
-    assert [admission.choice_index for admission in plan.admissions] == [0, 1, 2]
-    world.commit("a")
-    world.drain()
-    assert len({tuple(stream.token_ids) for stream in world.streams.values()}) == 3
-
-
-def test_a_resumed_choice_goes_on_after_its_tokens():
-    world = make_world()
-    world.submit(make_request("whole", prompt=(5, 6, 7), n=2))
-    world.drain()
-    delivered = tuple(world.streams["whole", 1].token_ids[:3])
-    world.submit(make_request("resumed", prompt=(5, 6, 7), n=2, resume=((1, delivered),)))
-    plan = world.plan("a")
-    assert plan is not None
-    assert [(a.num_prompt_tokens, len(a.token_ids)) for a in plan.admissions] == [(3, 3), (3, 6)]
-    world.commit("a")
-    world.drain()
-    for index in range(2):
-        assert world.streams["resumed", index].token_ids == world.streams["whole", index].token_ids

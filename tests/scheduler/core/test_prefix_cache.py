@@ -5,19 +5,21 @@ import random
 import pytest
 
 from scheduler_svc.core import prefix_cache
-from scheduler_svc.core.prefix_cache import CacheNamespace, HashChain, PrefixCache, chained_hash
+from scheduler_svc.core.prefix_cache import CacheNamespace, HashChain, PrefixCache, chained_hash, token_array
 from tests.scheduler.core.builders import make_limits, make_request, make_world
+from tests.scheduler.core.histories import run_history
 from tests.scheduler.core.paper_world import PaperWorld
-from tests.scheduler.core.test_random_histories import History
 
 PLAIN = CacheNamespace(salt="", model_digest="0" * 64, kv_dtype="bfloat16")
 SALTED = CacheNamespace(salt="tenant-7", model_digest="0" * 64, kv_dtype="bfloat16", adapter="lora-a")
 
 
+def tokens(*token_ids: int) -> bytes:
+    return token_array(token_ids).tobytes()
+
+
 def num_cached(world: PaperWorld, request_id: str) -> int:
-    finished = world.streams[request_id, 0].finished
-    assert finished is not None
-    return finished.num_cached_tokens
+    return world.finished(request_id).num_cached_tokens
 
 
 class TestHash:
@@ -28,13 +30,13 @@ class TestHash:
         assert SALTED.root_hash().hex() == "e86864def30e909ee34da905cffce4545015d71d781447190865f6e5833fce4b"
 
     def test_chain(self):
-        first = chained_hash(PLAIN.root_hash(), range(16))
+        first = chained_hash(PLAIN.root_hash(), tokens(*range(16)))
         assert first.hex() == "ac7752f7cc3e159f1c1bbfd55f3aed1b8eacbfeea793c204bd44d29dcad78ac9"
-        second = chained_hash(first, range(16))
+        second = chained_hash(first, tokens(*range(16)))
         assert second.hex() == "3aae3bee00a656cfe46fab49c98db2d543e2085f6fa019ce1aeb3dc7a916f232"
 
     def test_tokens_are_whole_uint32(self):
-        hashed = chained_hash(SALTED.root_hash(), (0, 1, 2**31, 2**32 - 1))
+        hashed = chained_hash(SALTED.root_hash(), tokens(0, 1, 2**31, 2**32 - 1))
         assert hashed.hex() == "9d1335f13a05c25d0c1735b7889b6a7c39254dae751b116b8c1a8f2c08b4d6f5"
 
     def test_fields_do_not_run_into_each_other(self):
@@ -43,11 +45,11 @@ class TestHash:
         assert one.root_hash() != other.root_hash()
 
     def test_a_chain_extended_in_pieces_is_the_chain_extended_at_once(self):
-        tokens = [random.Random(0).randrange(1000) for _ in range(40)]
+        token_ids = token_array(random.Random(0).randrange(1000) for _ in range(40))
         pieces, whole = HashChain(PLAIN, 4), HashChain(PLAIN, 4)
         for num_blocks in (1, 1, 4, 10):
-            pieces.extend(tokens, num_blocks)
-        whole.extend(tokens, 10)
+            pieces.extend(token_ids, num_blocks)
+        whole.extend(token_ids, 10)
         assert pieces.hashes == whole.hashes
 
 
@@ -55,36 +57,34 @@ class TestVerification:
     @pytest.mark.parametrize("num_bytes", [0, 1], ids=["constant", "one byte"])
     def test_text_is_right_even_if_hashes_collide(self, monkeypatch: pytest.MonkeyPatch, num_bytes: int):
         """A hit is believed for its tokens, never for its hash."""
-        monkeypatch.setattr(
-            prefix_cache, "chained_hash", lambda parent, tokens: chained_hash(parent, tokens)[:num_bytes]
-        )
-        for seed in range(100):
-            History(random.Random(seed)).run()
+        monkeypatch.setattr(prefix_cache, "chained_hash", lambda parent, block: chained_hash(parent, block)[:num_bytes])
+        for seed in range(60):
+            run_history(seed)
 
     def test_equal_tokens_after_another_prefix_are_no_hit(self):
         cache, one, other = PrefixCache(), HashChain(PLAIN, 2), HashChain(PLAIN, 2)
         one.hashes, other.hashes = [b"x", b"y"], [b"z", b"y"]
-        first = cache.publish(0, b"x", PLAIN, (1, 1))
-        cache.publish(1, b"y", first, (5, 5))
-        cache.publish(2, b"z", PLAIN, (2, 2))
-        assert [hit.block_id for hit in cache.match(one, [1, 1, 5, 5], 2)] == [0, 1]
-        assert [hit.block_id for hit in cache.match(other, [2, 2, 5, 5], 2)] == [2]
+        first = cache.publish(0, b"x", PLAIN, tokens(1, 1))
+        cache.publish(1, b"y", first, tokens(5, 5))
+        cache.publish(2, b"z", PLAIN, tokens(2, 2))
+        assert [hit.block_id for hit in cache.match(one, token_array([1, 1, 5, 5]), 2)] == [0, 1]
+        assert [hit.block_id for hit in cache.match(other, token_array([2, 2, 5, 5]), 2)] == [2]
 
     def test_a_block_is_found_again_after_its_parent_was_evicted_and_published_anew(self):
         cache, chain = PrefixCache(), HashChain(PLAIN, 2)
-        chain.extend([1, 2, 3, 4], 2)
-        first = cache.publish(0, chain.hashes[0], PLAIN, (1, 2))
-        cache.publish(1, chain.hashes[1], first, (3, 4))
+        chain.extend(token_array([1, 2, 3, 4]), 2)
+        first = cache.publish(0, chain.hashes[0], PLAIN, tokens(1, 2))
+        cache.publish(1, chain.hashes[1], first, tokens(3, 4))
         cache.forget(0)
-        assert cache.match(chain, [1, 2, 3, 4], 2) == []
-        cache.publish(7, chain.hashes[0], PLAIN, (1, 2))
-        assert [hit.block_id for hit in cache.match(chain, [1, 2, 3, 4], 2)] == [7, 1]
+        assert cache.match(chain, token_array([1, 2, 3, 4]), 2) == []
+        cache.publish(7, chain.hashes[0], PLAIN, tokens(1, 2))
+        assert [hit.block_id for hit in cache.match(chain, token_array([1, 2, 3, 4]), 2)] == [7, 1]
 
     def test_of_two_blocks_with_one_content_the_first_is_cached(self):
         cache, chain = PrefixCache(), HashChain(PLAIN, 2)
-        chain.extend([1, 2], 1)
-        first = cache.publish(0, chain.hashes[0], PLAIN, (1, 2))
-        assert cache.publish(1, chain.hashes[0], PLAIN, (1, 2)) is first
+        chain.extend(token_array([1, 2]), 1)
+        first = cache.publish(0, chain.hashes[0], PLAIN, tokens(1, 2))
+        assert cache.publish(1, chain.hashes[0], PLAIN, tokens(1, 2)) is first
         assert 1 not in cache
 
 
@@ -138,7 +138,7 @@ class TestHits:
         world.commit("a")
         world.submit(make_request("two", prompt=(*range(2, 34), 35)))
         world.plan("a")
-        one, two = world.scheduler.groups["a"].bound
+        one, two = world.workers["a"].worker.slots.values()
         assert one.block_ids[:8] == two.block_ids[:8]
         world.commit("a")
         world.drain()
@@ -171,8 +171,8 @@ class TestPublishing:
         world.submit(make_request("one", prompt=tuple(range(2, 34))))
         world.plan("a")
         world.commit("a")
-        world.plan("a")
-        world.commit("a", failing_slots=[0])
+        world.plan("a", failing_slots=[0])
+        world.commit("a")
         assert world.scheduler.stats().workers[0].num_cached_blocks == 0
         world.submit(make_request("two", prompt=tuple(range(2, 34))))
         world.drain()

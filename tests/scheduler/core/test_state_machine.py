@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from pageloom.policies import SchedulingPolicy
 from tests.scheduler.core.builders import make_limits, make_request
 from tests.scheduler.core.paper_world import PaperWorld
 from tests.support.paper_model import paper_hello
@@ -17,10 +20,21 @@ STEMS = ((2, 3, 4, 5, 6, 7, 8, 9) * 2, (2, 3, 4, 5, 7, 7, 7, 7) * 2, (7,) * 16)
 class CoreMachine(RuleBasedStateMachine):
     world: PaperWorld
 
-    @initialize(max_num_batched_tokens=st.sampled_from((1, 5, 32)), caching=st.booleans())
-    def begin(self, max_num_batched_tokens: int, caching: bool) -> None:
+    @initialize(
+        max_num_batched_tokens=st.sampled_from((1, 5, 32)),
+        caching=st.booleans(),
+        depth=st.sampled_from((2, 1)),
+        scheduling_policy=st.sampled_from(SchedulingPolicy),
+    )
+    def begin(
+        self, max_num_batched_tokens: int, caching: bool, depth: int, scheduling_policy: SchedulingPolicy
+    ) -> None:
         limits = make_limits(
-            max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=caching
+            max_num_seqs=4,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=caching,
+            max_num_steps_in_flight=depth,
+            scheduling_policy=scheduling_policy,
         )
         self.world = PaperWorld(limits)
         self.world.attach(paper_hello("a", block_size=2, num_blocks=12))
@@ -29,33 +43,26 @@ class CoreMachine(RuleBasedStateMachine):
         stem=st.sampled_from(STEMS),
         prompt_len=st.integers(1, 16),
         max_tokens=st.integers(1, 12),
-        n=st.integers(1, 2),
+        n=st.integers(1, 3),
         priority=st.integers(0, 1),
         cache_salt=st.sampled_from(("", "pepper")),
+        tenant=st.sampled_from(("", "other")),
+        deadline_s=st.sampled_from((None, 0.0625)),
+        wait_for_tokens=st.booleans(),
     )
-    def submit(
-        self, stem: tuple[int, ...], prompt_len: int, max_tokens: int, n: int, priority: int, cache_salt: str
-    ) -> None:
-        self.world.submit(
-            make_request(
-                f"r{len(self.world.streams)}",
-                prompt=stem[:prompt_len],
-                max_tokens=max_tokens,
-                n=n,
-                priority=priority,
-                cache_salt=cache_salt,
-            )
-        )
-
-    @rule(worker_id=WORKERS)
-    def plan(self, worker_id: str) -> None:
-        if worker_id in self.world.workers and worker_id not in self.world.flights:
-            self.world.plan(worker_id)
+    def submit(self, stem: tuple[int, ...], prompt_len: int, **fields: Any) -> None:
+        request_id = f"r{len(self.world.streams)}"
+        self.world.submit(make_request(request_id, prompt=stem[:prompt_len], include_timeline=True, **fields))
 
     @rule(worker_id=WORKERS, failing_slots=st.sets(st.integers(0, 3), max_size=1))
-    def commit(self, worker_id: str, failing_slots: set[int]) -> None:
-        if worker_id in self.world.flights:
-            self.world.commit(worker_id, failing_slots)
+    def plan(self, worker_id: str, failing_slots: set[int]) -> None:
+        if worker_id in self.world.workers:
+            self.world.plan(worker_id, failing_slots)
+
+    @rule(worker_id=WORKERS)
+    def commit(self, worker_id: str) -> None:
+        if worker_id in self.world.workers and self.world.workers[worker_id].flights:
+            self.world.commit(worker_id)
 
     @precondition(lambda self: self.world.open_streams)
     @rule(data=st.data())
@@ -70,10 +77,24 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             self.world.attach(paper_hello(worker_id, block_size=2, num_blocks=12))
 
-    @precondition(lambda self: self.world.workers)
+    @rule(worker_id=WORKERS)
+    def drain_worker(self, worker_id: str) -> None:
+        if worker_id in self.world.workers:
+            self.world.drain_worker(worker_id)
+
+    @rule()
+    def expire(self) -> None:
+        self.world.expire()
+
+    @precondition(lambda self: not all(worker.draining for worker in self.world.workers.values()))
     @rule()
     def drain(self) -> None:
         self.world.drain()
+
+    def teardown(self) -> None:
+        # Without an example there is no world.
+        if hasattr(self, "world"):
+            self.world.replay()
 
 
 TestCore = CoreMachine.TestCase

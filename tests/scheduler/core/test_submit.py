@@ -14,7 +14,7 @@ from tests.support.paper_model import PAPER_EOS_TOKEN_ID, PAPER_MODEL, paper_hel
 def scheduler() -> Scheduler:
     """Context 128; KV memory for 400 tokens; 10 choices may wait."""
     scheduler = Scheduler(make_limits(max_num_queued_seqs=10))
-    scheduler.attach(paper_hello("a", block_size=4, num_blocks=100), 1)
+    scheduler.attach(paper_hello("a", block_size=4, num_blocks=100), 1, 0.0)
     return scheduler
 
 
@@ -74,7 +74,7 @@ def test_exactly_the_context_fits(scheduler: Scheduler):
 
 def test_larger_than_the_whole_memory_is_refused_at_once():
     scheduler = Scheduler(make_limits())
-    scheduler.attach(paper_hello("a", block_size=4, num_blocks=5), 1)
+    scheduler.attach(paper_hello("a", block_size=4, num_blocks=5), 1, 0.0)
     error = refusal(scheduler, make_request(prompt=10, max_tokens=12))
     assert isinstance(error, ContextLengthExceeded)
     assert "KV memory takes at most 21" in error.message
@@ -83,8 +83,8 @@ def test_larger_than_the_whole_memory_is_refused_at_once():
 
 def test_the_largest_worker_decides_what_fits():
     scheduler = Scheduler(make_limits())
-    scheduler.attach(paper_hello("a", block_size=4, num_blocks=5), 1)
-    scheduler.attach(paper_hello("b", block_size=8, num_blocks=5), 2)
+    scheduler.attach(paper_hello("a", block_size=4, num_blocks=5), 1, 0.0)
+    scheduler.attach(paper_hello("b", block_size=8, num_blocks=5), 2, 0.0)
     scheduler.submit(make_request(prompt=30, max_tokens=11), 0.0)
     assert scheduler.plan("a", 0.0) is None
     assert scheduler.plan("b", 0.0) is not None
@@ -93,7 +93,7 @@ def test_the_largest_worker_decides_what_fits():
 @pytest.mark.parametrize(("num_blocks", "max_tokens"), [(100, 118), (5, 11)], ids=["context", "memory"])
 def test_without_max_tokens_as_many_as_fit(num_blocks: int, max_tokens: int):
     scheduler = Scheduler(make_limits())
-    scheduler.attach(paper_hello("a", block_size=4, num_blocks=num_blocks), 1)
+    scheduler.attach(paper_hello("a", block_size=4, num_blocks=num_blocks), 1, 0.0)
     scheduler.submit(make_request(prompt=10, max_tokens=None), 0.0)
     plan = scheduler.plan("a", 0.0)
     assert plan is not None
@@ -113,7 +113,7 @@ def test_the_id_of_an_open_request_is_taken_and_then_free_again(scheduler: Sched
     scheduler.submit(make_request("r"), 0.0)
     with pytest.raises(DuplicateRequest, match="'r' is still running"):
         scheduler.submit(make_request("r"), 0.0)
-    scheduler.cancel("r")
+    scheduler.cancel("r", now=0.0)
     scheduler.submit(make_request("r"), 0.0)
 
 
@@ -133,7 +133,7 @@ def test_before_any_worker_there_is_no_model():
 
 
 def test_while_the_worker_is_away_requests_wait_for_it(scheduler: Scheduler):
-    scheduler.abandon("a")
+    scheduler.abandon("a", 0.0)
     scheduler.submit(make_request(), 0.0)
     assert scheduler.stats().num_waiting == 1
     assert scheduler.model == PAPER_MODEL

@@ -9,48 +9,42 @@ from pageloom.outputs import FinishReason
 from pageloom.plan import WorkerHello
 from scheduler_svc.core import Scheduler
 from tests.scheduler.core.builders import make_limits, make_request, make_world
-from tests.scheduler.core.paper_world import PaperWorld
 from tests.support.paper_model import PAPER_MODEL, paper_hello
 
 OTHER_MODEL = replace(PAPER_MODEL, digest="digest-of-another")
 
 
-def step(world: PaperWorld, worker_id: str = "a") -> None:
-    world.plan(worker_id)
-    world.commit(worker_id)
-
-
 class TestAttach:
     def test_another_model_is_refused(self):
         scheduler = Scheduler(make_limits())
-        scheduler.attach(paper_hello("a"), 1)
+        scheduler.attach(paper_hello("a"), 1, 0.0)
         with pytest.raises(InvalidRequest, match="worker b runs another model: its digest") as caught:
-            scheduler.attach(paper_hello("b", model=OTHER_MODEL), 2)
+            scheduler.attach(paper_hello("b", model=OTHER_MODEL), 2, 0.0)
         assert caught.value.param == "model.digest"
         assert list(scheduler.groups) == ["a"]
 
     def test_another_context_length_is_another_model(self):
         scheduler = Scheduler(make_limits())
-        scheduler.attach(paper_hello("a"), 1)
+        scheduler.attach(paper_hello("a"), 1, 0.0)
         with pytest.raises(InvalidRequest, match="its max_model_len is 64, but 128 is being served"):
-            scheduler.attach(paper_hello("b", model=replace(PAPER_MODEL, max_model_len=64)), 2)
+            scheduler.attach(paper_hello("b", model=replace(PAPER_MODEL, max_model_len=64)), 2, 0.0)
 
     def test_open_requests_hold_on_to_their_model(self):
         scheduler = Scheduler(make_limits())
-        scheduler.attach(paper_hello("a"), 1)
+        scheduler.attach(paper_hello("a"), 1, 0.0)
         scheduler.submit(make_request(), 0.0)
-        scheduler.abandon("a")
+        scheduler.abandon("a", 0.0)
         with pytest.raises(InvalidRequest):
-            scheduler.attach(paper_hello("a", model=OTHER_MODEL), 2)
-        scheduler.cancel("r")
-        scheduler.attach(paper_hello("a", model=OTHER_MODEL), 3)
+            scheduler.attach(paper_hello("a", model=OTHER_MODEL), 2, 0.0)
+        scheduler.cancel("r", now=0.0)
+        scheduler.attach(paper_hello("a", model=OTHER_MODEL), 3, 0.0)
         assert scheduler.model == OTHER_MODEL
 
     def test_a_name_can_be_attached_once(self):
         scheduler = Scheduler(make_limits())
-        scheduler.attach(paper_hello("a"), 1)
+        scheduler.attach(paper_hello("a"), 1, 0.0)
         with pytest.raises(DuplicateRequest, match="'a' is attached already"):
-            scheduler.attach(paper_hello("a"), 2)
+            scheduler.attach(paper_hello("a"), 2, 0.0)
 
     @pytest.mark.parametrize(
         ("hello", "param"),
@@ -64,7 +58,7 @@ class TestAttach:
     )
     def test_a_hello_without_sense_is_refused(self, hello: WorkerHello, param: str):
         with pytest.raises(InvalidRequest, match=r"must be between 1 and \d+, not 0") as caught:
-            Scheduler(make_limits()).attach(hello, 1)
+            Scheduler(make_limits()).attach(hello, 1, 0.0)
         assert caught.value.param == param
 
 
@@ -76,7 +70,7 @@ class TestLoss:
         hello = world.workers["a"].hello
         world.submit(make_request(prompt=6, n=2, max_tokens=8))
         while len(world.streams["r", 0].token_ids) < num_tokens:
-            step(world)
+            world.step()
         if in_flight:
             world.plan("a")
         world.lose("a")
@@ -88,10 +82,10 @@ class TestLoss:
         world = make_world(make_limits(max_num_seqs=2))
         for request_id in ("one", "two", "three", "four"):
             world.submit(make_request(request_id, priority=int(request_id == "one")))
-        step(world)
+        world.step()
         hello = world.workers["a"].hello
         world.lose("a")
-        assert [sequence.request_id for sequence in world.scheduler.waiting] == ["two", "three", "four", "one"]
+        assert world.waiting == ["two", "three", "four", "one"]
         world.attach(hello)
         world.drain()
 
@@ -122,7 +116,7 @@ class TestLoss:
         hello = world.workers["a"].hello
         world.submit(make_request())
         for _ in range(4):
-            step(world)
+            world.step()
             world.plan("a")
             world.lose("a")
             world.attach(hello)
@@ -133,7 +127,7 @@ class TestLoss:
         world = make_world(make_limits(max_num_lost_runs=1))
         hello = world.workers["a"].hello
         world.submit(make_request())
-        step(world)
+        world.step()
         world.lose("a")
         world.attach(hello)
         world.drain()
@@ -159,9 +153,9 @@ class TestSeveral:
         world.attach(paper_hello("b", block_size=3))
         world.submit(make_request(prompt=20))
         for _ in range(3):
-            step(world)
+            world.step()
         world.lose("a")
-        step(world, "b")
+        world.step("b")
         assert len(world.streams["r", 0].token_ids) == 4
         world.drain()
 
@@ -193,7 +187,7 @@ class TestSeveral:
         world.attach(paper_hello("b", block_size=3))
         prompt = tuple(range(2, 22))
         world.submit(make_request("one", prompt=prompt))
-        step(world)
+        world.step()
         world.lose("a")
         world.drain()
         world.submit(make_request("two", prompt=prompt))

@@ -1,0 +1,1 @@
+"""Benchmarks in virtual time: what paging, prefix caching, placement and fairness are worth, without a GPU."""

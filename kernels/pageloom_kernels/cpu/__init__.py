@@ -1,0 +1,1 @@
+"""Kernels for a CPU in a C++ library of their own, and a whole model step over them in bfloat16."""

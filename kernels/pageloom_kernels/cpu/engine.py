@@ -1,0 +1,208 @@
+"""A whole step of a Llama in the library: weights packed once, one call for all layers."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pageloom_kernels.cpu import structs
+from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.paged_attention.batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearWeights:
+    """A packed matrix, and its bias [out_features] bfloat16."""
+
+    matrix: PackedMatrix
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer: queries, keys and values are below each other in `qkv`, gate and up in `gate_up`."""
+
+    attention_norm: Tensor  # [hidden_size] bfloat16
+    qkv: LinearWeights
+    output: LinearWeights
+    mlp_norm: Tensor  # [hidden_size] bfloat16
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWeights:
+    """A whole model. `head` is the embedding itself if they are tied."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    embedding: PackedMatrix
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden_size] bfloat16
+    head: PackedMatrix
+    cos: Tensor  # [positions, head_dim // 2] float32
+    sin: Tensor
+
+
+class PackedMatrix:
+    """A weight in the layout of the kernels. It lives as long as the store that made it."""
+
+    def __init__(self, handle: int, out_features: int, in_features: int) -> None:
+        self.handle = handle
+        self.out_features = out_features
+        self.in_features = in_features
+
+
+class WeightStore:
+    """The memory of a model's matrices."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self.pool = pool
+        self._functions = pool.library.functions
+        self._handle = _allocated(self._functions.pageloom_weights_create())
+        weakref.finalize(self, self._functions.pageloom_weights_free, self._handle).atexit = False
+
+    @property
+    def num_bytes(self) -> int:
+        count: int = self._functions.pageloom_weights_bytes(self._handle)
+        return count
+
+    def pack(self, weight: Tensor) -> PackedMatrix:
+        """Copies a contiguous bfloat16 [out_features, in_features] into the kernels' layout. in_features must be even.
+
+        Raises MemoryError.
+        """
+        out_features, in_features = weight.shape
+        handle = self._functions.pageloom_bf16_matrix(
+            self.pool.handle, self._handle, weight.data_ptr(), out_features, in_features
+        )
+        return PackedMatrix(_allocated(handle), out_features, in_features)
+
+
+class StepEngine:
+    """Runs steps of a model. One thread at a time may call it. Methods raise MemoryError."""
+
+    def __init__(self, store: WeightStore, weights: ModelWeights) -> None:
+        self._store = store
+        self._pool = store.pool
+        self._functions = store.pool.library.functions
+        # The library keeps pointers into it.
+        self._weights = weights
+        self._handle = _allocated(
+            self._functions.pageloom_model_create(self._pool.handle, ctypes.byref(_model_spec(weights)))
+        )
+        weakref.finalize(self, self._functions.pageloom_model_free, self._handle).atexit = False
+
+    def forward(
+        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+    ) -> Tensor:
+        """[tokens] int64 -> normalized hidden states of `output_rows`, [outputs, hidden]; writes each layer's K and V
+        into its bfloat16 [blocks, 2, kv_heads, block_size, head_dim], in the order of src/kernels.h."""
+        block_size = kv_caches[0].shape[3]
+        hidden = torch.empty(len(output_rows), self._weights.embedding.in_features, dtype=torch.bfloat16)
+        done = self._functions.pageloom_forward(
+            self._pool.handle,
+            self._handle,
+            ctypes.byref(_step_inputs(token_ids, batch, block_size, output_rows)),
+            (ctypes.c_void_p * len(kv_caches))(*[cache.data_ptr() for cache in kv_caches]),
+            hidden.data_ptr(),
+        )
+        _check(done)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> float32 [rows, vocab]."""
+        logits = torch.empty(len(hidden), self._weights.head.out_features, dtype=torch.float32)
+        _check(self._functions.pageloom_logits(self._pool.handle, self._handle, *_rows(hidden), logits.data_ptr()))
+        return logits
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> int64 [rows], the first of the largest logits; -1 where that is not a finite number."""
+        token_ids = torch.empty(len(hidden), dtype=torch.int64)
+        done = self._functions.pageloom_most_likely(
+            self._pool.handle, self._handle, *_rows(hidden), token_ids.data_ptr()
+        )
+        _check(done)
+        return token_ids
+
+
+def attention_batch(batch: AttentionBatch, block_size: int) -> structs.AttentionBatch:
+    """The same batch for the library; its tensors are pointed to."""
+    return structs.AttentionBatch(
+        num_seqs=len(batch.seq_lens),
+        query_start=batch.query_start.data_ptr(),
+        seq_lens=batch.seq_lens.data_ptr(),
+        block_tables=batch.block_tables.data_ptr(),
+        table_stride=batch.block_tables.stride(0),
+        block_size=block_size,
+    )
+
+
+def _step_inputs(
+    token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor
+) -> structs.StepInputs:
+    return structs.StepInputs(
+        num_rows=len(token_ids),
+        token_ids=token_ids.data_ptr(),
+        positions=batch.positions.data_ptr(),
+        slot_mapping=batch.slot_mapping.data_ptr(),
+        num_outputs=len(output_rows),
+        output_rows=output_rows.data_ptr(),
+        attention=attention_batch(batch, block_size),
+    )
+
+
+def _model_spec(weights: ModelWeights) -> structs.ModelSpec:
+    layers = [
+        structs.Layer(
+            attention_norm=layer.attention_norm.data_ptr(),
+            qkv=_linear(layer.qkv),
+            output=_linear(layer.output),
+            mlp_norm=layer.mlp_norm.data_ptr(),
+            gate_up=_linear(layer.gate_up),
+            down=_linear(layer.down),
+        )
+        for layer in weights.layers
+    ]
+    return structs.ModelSpec(
+        num_layers=len(layers),
+        num_heads=weights.num_heads,
+        num_kv_heads=weights.num_kv_heads,
+        head_dim=weights.head_dim,
+        hidden_size=weights.embedding.in_features,
+        intermediate_size=weights.layers[0].down.matrix.in_features,
+        rms_norm_eps=weights.rms_norm_eps,
+        layers=(structs.Layer * len(layers))(*layers),
+        embedding=weights.embedding.handle,
+        head=weights.head.handle,
+        norm=weights.norm.data_ptr(),
+        cos=weights.cos.data_ptr(),
+        sin=weights.sin.data_ptr(),
+    )
+
+
+def _linear(weights: LinearWeights) -> structs.Linear:
+    bias = None if weights.bias is None else weights.bias.data_ptr()
+    return structs.Linear(matrix=weights.matrix.handle, bias=bias)
+
+
+def _rows(hidden: Tensor) -> tuple[int, int]:
+    return hidden.data_ptr(), len(hidden)
+
+
+def _allocated(handle: int | None) -> int:
+    if not handle:
+        raise MemoryError("there is no memory for the model")
+    return handle
+
+
+def _check(done: bool) -> None:
+    if not done:
+        raise MemoryError("there is no memory for the activations of this step")

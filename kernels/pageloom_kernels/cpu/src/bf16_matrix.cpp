@@ -1,0 +1,156 @@
+#include "bf16_matrix.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "argmax.h"
+#include "simd.h"
+
+namespace pageloom {
+namespace {
+
+constexpr int kPanelOutputs = Bf16Matrix::kPanelOutputs;
+// A tile multiplies kTileRows rows by two vectors of outputs. Its sums, the weights (widened where the processor
+// has no bf16 product) and one input have to fit into the registers: 32, or 16 of AVX2.
+constexpr int kTileVectors = 2;
+constexpr int kTileOutputs = kTileVectors * kLanes;
+constexpr int kTileRows = kLanes == 16 ? 12 : 4;
+// How far ahead of the sums the weights are fetched, in input pairs: 128 bytes of a panel each.
+constexpr int64_t kFetchAhead = 16;
+
+template <int kRows>
+struct Sums {
+  Floats of[kRows][kTileVectors];
+};
+
+// The sums of kRows rows and kTileOutputs outputs, which start at `weights` in a panel.
+template <int kRows>
+inline Sums<kRows> multiply(const bf16* x, int64_t x_stride, const bf16* weights, int64_t num_pairs) {
+  Sums<kRows> sums;
+  for (auto& row : sums.of) {
+    for (Floats& vector : row) vector = zeros();
+  }
+  for (int64_t k = 0; k < num_pairs; ++k, weights += 2 * kPanelOutputs) {
+    Pairs w[kTileVectors];
+    for (int v = 0; v < kTileVectors; ++v) w[v] = load_pairs(weights + 2 * kLanes * v);
+    for (int v = 0; v < kTileVectors * kLanes / 16; ++v) {
+      __builtin_prefetch(weights + kFetchAhead * 2 * kPanelOutputs + 32 * v);
+    }
+    for (int m = 0; m < kRows; ++m) {
+      const Pairs pair = splat_pair(pair_at(x + m * x_stride + 2 * k));
+      for (int v = 0; v < kTileVectors; ++v) sums.of[m][v] = dot_pairs(sums.of[m][v], w[v], pair);
+    }
+  }
+  return sums;
+}
+
+// Runs `multiply` over all rows and all outputs of a panel. `output` takes each row's vectors:
+// output(row, first_output, vectors).
+template <int kRows, class Output>
+inline void multiply_tile(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x_stride, int64_t first_row,
+                          const Output& output) {
+  for (int first = 0; first < kPanelOutputs; first += kTileOutputs) {
+    const Sums<kRows> sums = multiply<kRows>(x + first_row * x_stride, x_stride, matrix.panel(panel) + 2 * first,
+                                             matrix.in_features / 2);
+    for (int m = 0; m < kRows; ++m) {
+      output(first_row + m, static_cast<int64_t>(panel) * kPanelOutputs + first, sums.of[m]);
+    }
+  }
+}
+
+template <int kRows, class Output>
+void multiply_rest(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x_stride, int64_t first_row,
+                   int64_t num_rows, const Output& output) {
+  if constexpr (kRows > 0) {
+    if (num_rows == kRows) {
+      multiply_tile<kRows>(matrix, panel, x, x_stride, first_row, output);
+    } else {
+      multiply_rest<kRows - 1>(matrix, panel, x, x_stride, first_row, num_rows, output);
+    }
+  }
+}
+
+template <class Output>
+void multiply_panel(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x_stride, int64_t num_rows,
+                    const Output& output) {
+  int64_t row = 0;
+  for (; row + kTileRows <= num_rows; row += kTileRows) {
+    multiply_tile<kTileRows>(matrix, panel, x, x_stride, row, output);
+  }
+  multiply_rest<kTileRows - 1>(matrix, panel, x, x_stride, row, num_rows - row, output);
+}
+
+}  // namespace
+
+Bf16Matrix bf16_pack(ThreadPool& pool, Arena& arena, const bf16* weight, int64_t out_features, int64_t in_features) {
+  Bf16Matrix matrix{nullptr, out_features, in_features};
+  const size_t panel_bytes = sizeof(bf16) * kPanelOutputs * in_features;
+  matrix.panels = static_cast<bf16*>(arena.allocate(panel_bytes * matrix.num_panels()));
+  pool.run(matrix.num_panels(), [&](int panel, int) {
+    bf16* packed = const_cast<bf16*>(matrix.panel(panel));
+    std::memset(packed, 0, panel_bytes);
+    const int64_t first = int64_t{panel} * kPanelOutputs;
+    const int64_t num_outputs = std::min<int64_t>(kPanelOutputs, out_features - first);
+    for (int64_t n = 0; n < num_outputs; ++n) {
+      const bf16* row = weight + (first + n) * in_features;
+      for (int64_t k = 0; k < in_features; k += 2) std::memcpy(packed + (k * kPanelOutputs + 2 * n), row + k, 4);
+    }
+  });
+  return matrix;
+}
+
+void bf16_row(const Bf16Matrix& matrix, int64_t row, bf16* out) {
+  const bf16* packed = matrix.panel(row / kPanelOutputs) + 2 * (row % kPanelOutputs);
+  for (int64_t k = 0; k < matrix.in_features; k += 2) std::memcpy(out + k, packed + k * kPanelOutputs, 4);
+}
+
+void bf16_gemm(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
+               const bf16* bias, bf16* y, int64_t y_stride) {
+  const auto round_and_store = [&](int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) {
+    alignas(64) bf16 rounded[kTileOutputs];
+    alignas(64) bf16 biases[kTileOutputs] = {};
+    bf16* target = y + row * y_stride + first;
+    const int64_t num_outputs = std::min<int64_t>(kTileOutputs, matrix.out_features - first);
+    const bool whole = num_outputs == kTileOutputs;
+    if (num_outputs <= 0) return;
+    if (bias != nullptr) std::memcpy(biases, bias + first, num_outputs * sizeof(bf16));
+    for (int v = 0; v < kTileVectors; ++v) {
+      const Floats result = bias == nullptr ? sums[v] : add(sums[v], load_bf16(biases + kLanes * v));
+      store_bf16((whole ? target : rounded) + kLanes * v, result);
+    }
+    if (!whole) std::memcpy(target, rounded, num_outputs * sizeof(bf16));
+  };
+  pool.run(matrix.num_panels(), [&](int panel, int) {
+    multiply_panel(matrix, panel, x, x_stride, num_rows, round_and_store);
+  });
+}
+
+void bf16_gemm_float(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
+                     float* y) {
+  const auto store_sums = [&](int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) {
+    const int64_t num_outputs = std::min<int64_t>(kTileOutputs, matrix.out_features - first);
+    if (num_outputs > 0) std::memcpy(y + row * matrix.out_features + first, sums, num_outputs * sizeof(float));
+  };
+  pool.run(matrix.num_panels(), [&](int panel, int) {
+    multiply_panel(matrix, panel, x, x_stride, num_rows, store_sums);
+  });
+}
+
+size_t bf16_gemm_argmax_scratch_bytes(int64_t num_rows, int num_threads) {
+  return num_rows * num_threads * sizeof(Best);
+}
+
+void bf16_gemm_argmax(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
+                      int64_t* winners, void* scratch) {
+  Best* bests = static_cast<Best*>(scratch);  // [num_threads, num_rows]
+  std::fill_n(bests, num_rows * pool.num_threads(), Best{});
+  pool.run(matrix.num_panels(), [&](int panel, int thread) {
+    multiply_panel(matrix, panel, x, x_stride, num_rows,
+                   [&](int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) {
+                     bests[thread * num_rows + row].take(sums, first, matrix.out_features);
+                   });
+  });
+  for (int64_t row = 0; row < num_rows; ++row) winners[row] = winner(bests, pool.num_threads(), num_rows, row);
+}
+
+}  // namespace pageloom

@@ -1,0 +1,134 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "row_kernels.h"
+
+namespace pageloom {
+namespace {
+
+// Rows that one thread takes at a time between the products. Waking the others costs as much as a few rows do.
+constexpr int64_t kRowsPerItem = 4;
+
+// function(first, last) over all rows.
+template <class Function>
+void for_rows(ThreadPool& pool, int64_t num_rows, const Function& function) {
+  const int num_items = static_cast<int>((num_rows + kRowsPerItem - 1) / kRowsPerItem);
+  pool.run(num_items, [&](int item, int) {
+    const int64_t first = item * kRowsPerItem;
+    function(first, std::min(first + kRowsPerItem, num_rows));
+  });
+}
+
+}  // namespace
+
+Model::Model(ThreadPool& pool, const ModelSpec& spec)
+    : pool_(pool),
+      spec_(spec),
+      layers_(spec.layers, spec.layers + spec.num_layers),
+      shape_{spec.num_heads, spec.num_kv_heads, spec.head_dim, 1.0f / std::sqrt(static_cast<float>(spec.head_dim))},
+      qkv_size_(int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim),
+      query_size_(int64_t{spec.num_heads} * spec.head_dim) {
+  spec_.layers = layers_.data();
+}
+
+void Model::forward(const StepInputs& step, bf16* const* kv, bf16* hidden) {
+  const AttentionPlan plan = plan_attention(shape_, step.attention, pool_.num_threads());
+  reserve(step);
+  embed(step);
+  int64_t num_rows = step.num_rows;
+  const bf16* delta = nullptr;
+  for (int i = 0; i < spec_.num_layers; ++i) {
+    const Layer& layer = layers_[i];
+    normalize(delta, layer.attention_norm, num_rows, normalized_.as<bf16>());
+    attend_layer(step, plan, layer, kv[i]);
+    if (i + 1 == spec_.num_layers) {
+      // What follows the last attention concerns the rows that are asked for alone.
+      if (step.num_outputs == 0) return;
+      keep_rows(step);
+      num_rows = step.num_outputs;
+    }
+    multiply(layer.output, inner_.as<bf16>(), num_rows, delta_.as<bf16>());
+    normalize(delta_.as<bf16>(), layer.mlp_norm, num_rows, normalized_.as<bf16>());
+    feed_forward(layer, num_rows);
+    delta = delta_.as<bf16>();
+  }
+  normalize(delta, spec_.norm, num_rows, hidden);
+}
+
+void Model::logits(const bf16* hidden, int64_t num_rows, float* logits) {
+  matrix_gemm_float(pool_, *spec_.head, hidden, spec_.hidden_size, num_rows, logits,
+                    matrix_scratch(*spec_.head, num_rows));
+}
+
+void Model::most_likely(const bf16* hidden, int64_t num_rows, int64_t* token_ids) {
+  matrix_gemm_argmax(pool_, *spec_.head, hidden, spec_.hidden_size, num_rows, token_ids,
+                     matrix_scratch(*spec_.head, num_rows));
+}
+
+void Model::embed(const StepInputs& step) {
+  for_rows(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      matrix_row(*spec_.embedding, step.token_ids[row], residual_.as<bf16>() + row * spec_.hidden_size);
+    }
+  });
+}
+
+void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, const Layer& layer, bf16* kv) {
+  bf16* qkv = wide_.as<bf16>();
+  multiply(layer.qkv, normalized_.as<bf16>(), step.num_rows, qkv);
+  const RotaryWrite rotary{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim,   spec_.cos,
+                           spec_.sin,       step.positions,     step.slot_mapping};
+  for_rows(pool_, step.num_rows, [&](int64_t first, int64_t last) { rotary_write_rows(rotary, qkv, kv, first, last); });
+  scratch_.reserve(plan.scratch_bytes());
+  attend(pool_, plan, qkv, qkv_size_, kv, inner_.as<bf16>(), query_size_, scratch_.as<void>());
+}
+
+// Leaves the rows that are asked for, in their order, in inner_ and residual_.
+void Model::keep_rows(const StepInputs& step) {
+  for (const auto& [buffer, width] : {std::pair{&inner_, query_size_}, std::pair{&residual_, spec_.hidden_size}}) {
+    bf16* rows = buffer->as<bf16>();
+    for (int64_t i = 0; i < step.num_outputs; ++i) {
+      std::memcpy(kept_.as<bf16>() + i * width, rows + step.output_rows[i] * width, width * sizeof(bf16));
+    }
+    std::memcpy(rows, kept_.as<bf16>(), step.num_outputs * width * sizeof(bf16));
+  }
+}
+
+void Model::feed_forward(const Layer& layer, int64_t num_rows) {
+  bf16 *gate_up = wide_.as<bf16>(), *inner = inner_.as<bf16>();
+  multiply(layer.gate_up, normalized_.as<bf16>(), num_rows, gate_up);
+  for_rows(pool_, num_rows, [&](int64_t first, int64_t last) {
+    silu_mul_rows(gate_up, spec_.intermediate_size, first, last, inner);
+  });
+  multiply(layer.down, inner, num_rows, delta_.as<bf16>());
+}
+
+void Model::multiply(const Linear& linear, const bf16* x, int64_t num_rows, bf16* y) {
+  const Matrix& matrix = *linear.matrix;
+  matrix_gemm(pool_, matrix, x, in_features(matrix), num_rows, linear.bias, y, out_features(matrix),
+              matrix_scratch(matrix, num_rows));
+}
+
+void Model::normalize(const bf16* x, const bf16* weight, int64_t num_rows, bf16* out) {
+  for_rows(pool_, num_rows, [&](int64_t first, int64_t last) {
+    rms_norm_rows(x, residual_.as<bf16>(), weight, spec_.rms_norm_eps, spec_.hidden_size, first, last, out);
+  });
+}
+
+void Model::reserve(const StepInputs& step) {
+  const auto rows = [&](int64_t width) { return static_cast<size_t>(step.num_rows * width) * sizeof(bf16); };
+  for (Buffer* buffer : {&residual_, &normalized_, &delta_}) buffer->reserve(rows(spec_.hidden_size));
+  wide_.reserve(rows(std::max(qkv_size_, 2 * spec_.intermediate_size)));
+  inner_.reserve(rows(std::max(query_size_, spec_.intermediate_size)));
+  kept_.reserve(sizeof(bf16) * step.num_outputs * std::max(query_size_, spec_.hidden_size));
+}
+
+void* Model::matrix_scratch(const Matrix& matrix, int64_t num_rows) {
+  scratch_.reserve(matrix_scratch_bytes(matrix, num_rows, pool_.num_threads()));
+  return scratch_.as<void>();
+}
+
+}  // namespace pageloom

@@ -1,0 +1,125 @@
+#include "row_kernels.h"
+
+#include <cmath>
+
+#include "simd.h"
+
+namespace pageloom {
+namespace {
+
+Floats rounded(Floats x) {
+  alignas(64) bf16 halves[kLanes];
+  store_bf16(halves, x);
+  return load_bf16(halves);
+}
+
+// The rest of a row that is no multiple of kLanes, as a vector filled up with zeros.
+Floats load_rest(const bf16* p, int64_t count) {
+  alignas(64) bf16 padded[kLanes] = {};
+  __builtin_memcpy(padded, p, count * sizeof(bf16));
+  return load_bf16(padded);
+}
+
+void store_rest(bf16* p, int64_t count, Floats x) {
+  alignas(64) bf16 padded[kLanes];
+  store_bf16(padded, x);
+  __builtin_memcpy(p, padded, count * sizeof(bf16));
+}
+
+// out[i] = function(inputs[0][i], inputs[1][i], ...) for a row of `width` elements.
+template <class Function, class... Input>
+void map_row(int64_t width, bf16* out, const Function& function, const Input*... inputs) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) store_bf16(out + i, function(load_bf16(inputs + i)...));
+  if (i < width) store_rest(out + i, width - i, function(load_rest(inputs + i, width - i)...));
+}
+
+// Four sums side by side, because one would wait for each addition.
+float sum_of_squares(const bf16* row, int64_t width) {
+  Floats sums[4] = {zeros(), zeros(), zeros(), zeros()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const Floats x = load_bf16(row + i + j * kLanes);
+      sums[j] = multiply_add(x, x, sums[j]);
+    }
+  }
+  for (; i < width; i += kLanes) {
+    const Floats x = i + kLanes <= width ? load_bf16(row + i) : load_rest(row + i, width - i);
+    sums[0] = multiply_add(x, x, sums[0]);
+  }
+  return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+Floats silu(Floats x) { return div(x, add(splat(1.0f), exponential(sub(zeros(), x)))); }
+
+// The two halves of a head turn against each other. `half` may be no multiple of kLanes.
+void rotate_head(bf16* head, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; i += kLanes) {
+    const int count = half - i < kLanes ? half - i : kLanes;
+    alignas(64) float cosines[kLanes] = {}, sines[kLanes] = {};
+    __builtin_memcpy(cosines, cos + i, count * sizeof(float));
+    __builtin_memcpy(sines, sin + i, count * sizeof(float));
+    const Floats c = load(cosines), s = load(sines);
+    const Floats low = load_rest(head + i, count), high = load_rest(head + half + i, count);
+    store_rest(head + i, count, sub(mul(low, c), mul(high, s)));
+    store_rest(head + half + i, count, add(mul(high, c), mul(low, s)));
+  }
+}
+
+void write_key(const bf16* key, int token, int head_dim, bf16* keys) {
+  for (int dim = 0; dim < head_dim; dim += 2) __builtin_memcpy(keys + key_offset(token, dim, head_dim), key + dim, 4);
+}
+
+void write_value(const bf16* value, int token, int head_dim, bf16* values) {
+  bf16* target = values + value_offset(token, 0, head_dim);
+  for (int dim = 0; dim < head_dim; ++dim) target[2 * dim] = value[dim];
+}
+
+}  // namespace
+
+void rms_norm_rows(const bf16* x, bf16* residual, const bf16* weight, float eps, int64_t width, int64_t first,
+                   int64_t last, bf16* out) {
+  for (int64_t row = first; row < last; ++row) {
+    bf16* sums = residual + row * width;
+    if (x != nullptr) map_row(width, sums, add, x + row * width, sums);
+    const float mean = sum_of_squares(sums, width) / static_cast<float>(width);
+    const Floats factor = splat(1.0f / std::sqrt(mean + eps));
+    map_row(width, out + row * width, [&](Floats value, Floats scale) { return mul(rounded(mul(value, factor)), scale); },
+            sums, weight);
+  }
+}
+
+void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t last, bf16* out) {
+  for (int64_t row = first; row < last; ++row) {
+    const bf16* gate = gate_up + row * 2 * width;
+    map_row(width, out + row * width, [](Floats g, Floats up) { return mul(rounded(silu(g)), up); }, gate,
+            gate + width);
+  }
+}
+
+void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t first, int64_t last) {
+  const int head_dim = layer.head_dim, half = head_dim / 2;
+  const int64_t width = int64_t{layer.num_heads + 2 * layer.num_kv_heads} * head_dim;
+  const int64_t page = page_elements(layer.num_kv_heads, head_dim);
+  for (int64_t row = first; row < last; ++row) {
+    bf16* heads = qkv + row * width;
+    const float* cos = layer.cos + layer.positions[row] * half;
+    const float* sin = layer.sin + layer.positions[row] * half;
+    for (int head = 0; head < layer.num_heads + layer.num_kv_heads; ++head) {
+      rotate_head(heads + head * head_dim, cos, sin, half);
+    }
+    // A block is whole pages, so a slot's page is found without asking for the block.
+    const int64_t slot = layer.slot_mapping[row];
+    if (slot < 0) continue;
+    const int token = static_cast<int>(slot % kPageTokens);
+    for (int head = 0; head < layer.num_kv_heads; ++head) {
+      bf16* keys = kv + slot / kPageTokens * page + head_offset(head, head_dim);
+      write_key(heads + (layer.num_heads + head) * head_dim, token, head_dim, keys);
+      write_value(heads + (layer.num_heads + layer.num_kv_heads + head) * head_dim, token, head_dim,
+                  keys + kPageTokens * head_dim);
+    }
+  }
+}
+
+}  // namespace pageloom

@@ -1,0 +1,28 @@
+// What happens to each token's row between the matrix products? Every function works on rows [first, last).
+#pragma once
+
+#include "kernels.h"
+
+namespace pageloom {
+
+// residual += x, if x is not nullptr (rounded to bf16); out = rms_norm(residual) * weight. As the PyTorch twin,
+// statistics are fp32 and the normalized value is rounded before the weight scales it. All are [rows, width].
+void rms_norm_rows(const bf16* x, bf16* residual, const bf16* weight, float eps, int64_t width, int64_t first,
+                   int64_t last, bf16* out);
+
+// out = silu(gate) * up for gate_up [rows, 2 * width], whose first half is the gate; silu is rounded to bf16.
+void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t last, bf16* out);
+
+// One layer's rotation and KV write. `qkv` is [rows, (num_heads + 2 * num_kv_heads) * head_dim].
+struct RotaryWrite {
+  int num_heads, num_kv_heads, head_dim;
+  const float* cos;             // [positions, head_dim / 2]
+  const float* sin;
+  const int64_t* positions;     // [rows]
+  const int64_t* slot_mapping;  // [rows] block * block_size + offset; negative: not kept
+};
+
+// Rotates the queries in place (NeoX halves, fp32, rounded once), and writes rotated keys and values to `kv`.
+void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t first, int64_t last);
+
+}  // namespace pageloom

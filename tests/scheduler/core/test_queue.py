@@ -1,0 +1,199 @@
+"""Who goes first: tenants in equal shares, priorities that age, and large requests that neither block nor starve."""
+
+import pytest
+
+from pageloom.policies import SchedulingPolicy
+from tests.scheduler.core.builders import make_limits, make_request, make_world
+from tests.scheduler.core.paper_world import PaperWorld
+
+
+def one_at_a_time(policy: SchedulingPolicy, **limits: float) -> PaperWorld:
+    """A worker with a single slot, so that the order of admission shows."""
+    return make_world(make_limits(max_num_seqs=1, scheduling_policy=policy, **limits))  # type: ignore[arg-type]
+
+
+def order_of_admission(world: PaperWorld) -> list[str]:
+    """Runs everything to its end."""
+    order: list[str] = []
+    while (plan := world.step()) is not None:
+        order += world.admitted(plan)
+    return order
+
+
+class TestFairShares:
+    def test_two_tenants_take_turns(self):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        for index in range(5):
+            world.submit(make_request(f"a{index}", prompt=4, max_tokens=4, tenant="a"))
+        for index in range(2):
+            world.submit(make_request(f"b{index}", prompt=4, max_tokens=4, tenant="b"))
+        assert order_of_admission(world) == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
+
+    def test_service_is_counted_in_tokens_not_requests(self):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        for index in range(3):
+            world.submit(make_request(f"large{index}", prompt=16, max_tokens=16, tenant="a"))
+        for index in range(6):
+            world.submit(make_request(f"small{index}", prompt=4, max_tokens=4, tenant="b"))
+        order = order_of_admission(world)
+        # 48 for a large one, 12 for a small one.
+        assert order[:6] == ["large0", "small0", "small1", "small2", "small3", "large1"]
+
+    @pytest.mark.parametrize(("num_written", "second"), [(9, "writes1"), (10, "reads1")])
+    def test_a_generated_token_counts_twice_a_prompt_token(self, num_written: int, second: str):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        for index in range(2):
+            # 19 + 2 for the one; 2 and twice what it writes for the other.
+            world.submit(make_request(f"reads{index}", prompt=19, max_tokens=1, tenant="a"))
+            world.submit(make_request(f"writes{index}", prompt=2, max_tokens=num_written, tenant="b"))
+        assert order_of_admission(world)[2] == second
+
+    @pytest.mark.parametrize(("caching", "fifth"), [(True, "a2"), (False, "b2")])
+    def test_cached_tokens_are_not_charged(self, caching: bool, fifth: str):
+        world = one_at_a_time(SchedulingPolicy.fair, enable_prefix_caching=caching)
+        prompt = tuple(range(2, 34))
+        for index in range(3):
+            world.submit(make_request(f"a{index}", prompt=prompt, max_tokens=1, tenant="a"))
+        for index, length in enumerate((33, 6, 6)):
+            world.submit(make_request(f"b{index}", prompt=length, max_tokens=1, tenant="b"))
+        # 34, and 6 more with a hit on 28 tokens or 34 without; 35 and 8 for the other.
+        order = order_of_admission(world)
+        assert order[:4] == ["a0", "b0", "a1", "b1"]
+        assert order[4] == fifth
+
+    def test_idle_time_is_not_saved_up(self):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        world.submit(make_request("early", prompt=4, max_tokens=100, tenant="a"))
+        world.drain()
+        for index in range(3):
+            world.submit(make_request(f"a{index}", prompt=4, max_tokens=4, tenant="a"))
+        for index in range(3):
+            world.submit(make_request(f"b{index}", prompt=4, max_tokens=4, tenant="b"))
+        # Without the lift, the newcomer would go first until it had as much as the other ever had.
+        assert order_of_admission(world) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+    def test_a_short_break_forgives_nothing(self):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        world.submit(make_request("greedy", prompt=4, max_tokens=100, tenant="a"))
+        world.step()
+        for index in range(3):
+            world.submit(make_request(f"b{index}", prompt=4, max_tokens=4, tenant="b"))
+        while "greedy" in world.running():
+            world.step()
+        world.submit(make_request("again", prompt=4, max_tokens=4, tenant="a", priority=-1))
+        assert order_of_admission(world) == ["b0", "b1", "b2", "again"]
+
+    def test_a_flood_gets_no_more_than_a_trickle_that_is_always_there(self):
+        world = make_world(make_limits(max_num_seqs=4, max_num_batched_tokens=16), num_blocks=200)
+        for index in range(60):
+            world.submit(make_request(f"flood{index}", prompt=5, max_tokens=6, tenant="flood"))
+            if index % 2 == 0:
+                world.submit(make_request(f"fair{index}", prompt=5, max_tokens=6, tenant="trickle"))
+        for _ in range(60):
+            world.step()
+        served = {"flood": 0, "trickle": 0}
+        for (request_id, _), stream in world.streams.items():
+            served["flood" if request_id.startswith("flood") else "trickle"] += len(stream.token_ids)
+        jain = sum(served.values()) ** 2 / (2 * sum(count**2 for count in served.values()))
+        assert jain >= 0.99, served
+
+    @pytest.mark.parametrize("policy", [SchedulingPolicy.fcfs, SchedulingPolicy.priority])
+    def test_other_policies_know_no_tenants(self, policy: SchedulingPolicy):
+        world = one_at_a_time(policy)
+        for request_id, tenant in (("a0", "a"), ("a1", "a"), ("b0", "b")):
+            world.submit(make_request(request_id, max_tokens=2, tenant=tenant))
+        assert order_of_admission(world) == ["a0", "a1", "b0"]
+
+    def test_the_chunks_of_a_step_go_to_the_tenant_served_least(self):
+        world = make_world(make_limits(max_num_batched_tokens=8))
+        world.submit(make_request("served", prompt=40, max_tokens=2, tenant="a"))
+        world.step()
+        world.submit(make_request("newcomer", prompt=6, max_tokens=2, tenant="b"))
+        world.submit(make_request("other", prompt=6, max_tokens=2, tenant="a"))
+        while not world.streams["newcomer", 0].token_ids:
+            world.step()
+        assert not world.streams["other", 0].token_ids
+        world.drain()
+
+
+class TestPriority:
+    @pytest.mark.parametrize("policy", [SchedulingPolicy.fair, SchedulingPolicy.priority])
+    def test_the_lower_number_goes_before_arrival(self, policy: SchedulingPolicy):
+        world = one_at_a_time(policy)
+        for request_id, priority in (("late", 1), ("first", 0), ("second", 0), ("urgent", -1)):
+            world.submit(make_request(request_id, priority=priority, max_tokens=2))
+        assert order_of_admission(world) == ["urgent", "first", "second", "late"]
+
+    def test_fcfs_takes_no_notice(self):
+        world = one_at_a_time(SchedulingPolicy.fcfs)
+        for request_id, priority in (("first", 1), ("second", -1)):
+            world.submit(make_request(request_id, priority=priority, max_tokens=2))
+        assert order_of_admission(world) == ["first", "second"]
+
+    @pytest.mark.parametrize(("waited_s", "first"), [(9.0, "urgent"), (11.0, "patient")])
+    def test_waiting_outweighs_a_level_in_time(self, waited_s: float, first: str):
+        world = one_at_a_time(SchedulingPolicy.priority, priority_ageing_s=10.0)
+        world.submit(make_request("patient", priority=1, max_tokens=2))
+        world.now += waited_s
+        world.submit(make_request("urgent", priority=0, max_tokens=2))
+        assert order_of_admission(world)[0] == first
+
+    def test_the_lower_priority_gives_way_in_memory_even_if_it_came_first(self):
+        world = make_world(make_limits(scheduling_policy=SchedulingPolicy.priority), block_size=4, num_blocks=9)
+        world.submit(make_request("lower", prompt=8, max_tokens=20, priority=1))
+        world.submit(make_request("higher", prompt=8, max_tokens=20, priority=0))
+        while world.scheduler.stats().num_preemptions == 0:
+            world.step()
+        assert world.waiting == ["lower"]
+        world.drain()
+
+
+class TestLargeRequests:
+    """A worker of 12 blocks, of which one request holds most; a large one waits for blocks."""
+
+    @staticmethod
+    def crowded_world() -> PaperWorld:
+        world = make_world(make_limits(max_num_seqs=8), block_size=4, num_blocks=12)
+        world.submit(make_request("running", prompt=24, max_tokens=12))
+        world.step()
+        world.submit(make_request("large", prompt=30, max_tokens=2))
+        return world
+
+    def test_small_ones_that_fit_pass_it(self):
+        world = self.crowded_world()
+        world.submit(make_request("small", prompt=2, max_tokens=2))
+        world.step()
+        assert world.running() == ["running", "small"]
+        assert world.waiting == ["large"]
+        world.drain()
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_a_stream_of_small_ones_passes_it_with_no_more_blocks_than_it_needs(self, depth: int):
+        world = make_world(make_limits(max_num_seqs=8, max_num_steps_in_flight=depth), block_size=4, num_blocks=12)
+        world.submit(make_request("running", prompt=24, max_tokens=12))
+        world.step()
+        world.submit(make_request("large", prompt=30, max_tokens=2))
+        num_passing_blocks = num_small = 0
+        while "large" in world.waiting:
+            world.submit(make_request(f"small{num_small}", prompt=3, max_tokens=3))
+            num_small += 1
+            assert num_small < 100
+            plan = world.plan("a")
+            admissions = () if plan is None else plan.admissions
+            num_passing_blocks += sum(len(a.block_ids) for a in admissions if len(a.token_ids) == 3)
+            if plan is None or depth == 1:
+                world.commit("a")
+        assert 0 < num_passing_blocks <= 8
+        world.drain()
+
+    def test_one_that_was_passed_too_often_is_next(self):
+        world = self.crowded_world()
+        for index in range(20):
+            world.submit(make_request(f"small{index}", prompt=3, max_tokens=3))
+        order = order_of_admission(world)
+        assert order.index("large") <= 1 + 8
+
+    def test_of_two_large_ones_the_first_goes_first(self):
+        world = self.crowded_world()
+        world.submit(make_request("larger", prompt=32, max_tokens=2))
+        assert order_of_admission(world) == ["large", "larger"]
