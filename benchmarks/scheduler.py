@@ -23,6 +23,7 @@ from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHel
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
 from scheduler_svc.core import Limits, Scheduler
+from scheduler_svc.recording import RecordingFile, RecordingScheduler
 
 VOCAB_SIZE = 128_256
 PROMPT_LENS = (64, 400)
@@ -50,11 +51,13 @@ def main(
     num_steps: Annotated[int, typer.Option(help="Steps measured for each worker of each case.")] = 600,
     block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = 32,
     steps_in_flight: Annotated[int, typer.Option(help="Plans out at one worker.", min=1, max=2)] = 2,
+    record: Annotated[Path | None, typer.Option(help="Record to this file, to see what that costs.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> None:
     """Time plan and commit of the scheduler's core while every running sequence decodes."""
     figures = [
-        _measure(num_workers, num_seqs, num_steps, block_size, steps_in_flight) for num_workers, num_seqs in CASES
+        _measure(num_workers, num_seqs, num_steps, block_size, steps_in_flight, record)
+        for num_workers, num_seqs in CASES
     ]
     machine = Machine.describe()
     _print_table(machine, figures)
@@ -67,14 +70,23 @@ def main(
 class Fleet:
     """A core whose workers run `num_seqs` sequences each, and answer with random tokens."""
 
-    def __init__(self, num_workers: int, num_seqs: int, num_steps: int, block_size: int, steps_in_flight: int) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        num_seqs: int,
+        num_steps: int,
+        block_size: int,
+        steps_in_flight: int,
+        record: Path | None = None,
+    ) -> None:
         limits = Limits(
             max_num_seqs=num_seqs,
             max_num_batched_tokens=8192,
             max_num_queued_seqs=num_workers * num_seqs,
             max_num_steps_in_flight=steps_in_flight,
         )
-        self.core = Scheduler(limits)
+        recording = None if record is None else RecordingFile(record, limits)
+        self.core = Scheduler(limits) if recording is None else RecordingScheduler(limits, recording.put)
         self.worker_ids = [f"worker-{index}" for index in range(num_workers)]
         self._rng = random.Random(0)
         self._steps: dict[str, list[tuple[BatchPlan, float]]] = {worker_id: [] for worker_id in self.worker_ids}
@@ -112,8 +124,10 @@ class Fleet:
         return GenerateRequest(request_id=request_id, prompt_token_ids=prompt_token_ids, sampling=sampling)
 
 
-def _measure(num_workers: int, num_seqs: int, num_steps: int, block_size: int, steps_in_flight: int) -> Figures:
-    fleet = Fleet(num_workers, num_seqs, num_steps, block_size, steps_in_flight)
+def _measure(
+    num_workers: int, num_seqs: int, num_steps: int, block_size: int, steps_in_flight: int, record: Path | None
+) -> Figures:
+    fleet = Fleet(num_workers, num_seqs, num_steps, block_size, steps_in_flight, record)
     # As the scheduler's process does at its start.
     gc.collect()
     gc.freeze()

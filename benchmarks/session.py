@@ -177,13 +177,13 @@ async def _read(way: str, address: str, load: Load, server: psutil.Process) -> F
         # Two steps short of the end, so that ending the requests is not counted.
         while num_measured < load.num_streams * (load.num_tokens - WARM_UP_TOKENS - 2):  # noqa: ASYNC110
             await asyncio.sleep(load.step_s)
-        after, num_tokens = (_cpu_s(server), _cpu_s(ours)), num_measured
-        passed_s = time.monotonic() - started_s
+        after, passed_s = (_cpu_s(server), _cpu_s(ours)), time.monotonic() - started_s
+        num_tokens, tokens_per_event = num_measured, num_measured / num_events
     return Figures(
         way=way,
         server_cpu_s_per_token=(after[0] - before[0]) / num_tokens,
         client_cpu_s_per_token=(after[1] - before[1]) / num_tokens,
-        tokens_per_event=num_tokens / num_events,
+        tokens_per_event=tokens_per_event,
         steps_per_s=num_tokens / load.num_streams / passed_s,
     )
 

@@ -31,8 +31,11 @@ INSTRUCTION_SETS = {
 # older one.
 _FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off",
-    "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
-    "-Wno-missing-field-initializers",
+    "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-missing-field-initializers",
+)  # fmt: skip
+# Reading these takes longer than compiling most of the files that include them.
+_PRECOMPILED = (
+    "immintrin.h", "algorithm", "atomic", "bit", "cmath", "cstring", "memory", "thread", "variant", "vector",
 )  # fmt: skip
 _LINK_FLAGS = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 
@@ -51,8 +54,8 @@ def compile_cpu_libraries() -> None:
     stamp, digest = LIBRARIES / "sources.sha256", _digest(compiler)
     if stamp.exists() and stamp.read_text() == digest and all(_library(name).exists() for name in INSTRUCTION_SETS):
         return
-    LIBRARIES.mkdir(exist_ok=True)
-    stamp.unlink(missing_ok=True)
+    shutil.rmtree(LIBRARIES, ignore_errors=True)
+    LIBRARIES.mkdir()
     with tempfile.TemporaryDirectory() as folder:
         _compile(compiler, Path(folder))
     stamp.write_text(digest)
@@ -60,20 +63,35 @@ def compile_cpu_libraries() -> None:
 
 def _compile(compiler: str, folder: Path) -> None:
     sources = sorted(SOURCES.glob("*.cpp"))
-    commands: list[list[str]] = []
-    for name, flags in INSTRUCTION_SETS.items():
-        for source in sources:
-            commands.append([compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.{name}.o")])
     with ThreadPoolExecutor(os.cpu_count()) as executor:
-        list(executor.map(_run, commands))
+
+        def run_all(commands: list[list[str]]) -> None:
+            list(executor.map(_run, commands))
+
+        run_all([_precompile(compiler, name, folder) for name in INSTRUCTION_SETS])
+        run_all([_compile_source(compiler, name, source, folder) for source in sources for name in INSTRUCTION_SETS])
+        run_all([_link(compiler, name, sources, folder) for name in INSTRUCTION_SETS])
     for name in INSTRUCTION_SETS:
-        objects = [str(folder / f"{source.stem}.{name}.o") for source in sources]
-        linked = folder / _library(name).name
-        _run([compiler, *objects, *_LINK_FLAGS, "-o", str(linked)])
         # Moved, not overwritten: a process that runs may have the one before mapped.
         staged = _library(name).with_suffix(".new")
-        shutil.copy(linked, staged)
+        shutil.copy(folder / _library(name).name, staged)
         staged.replace(_library(name))
+
+
+def _precompile(compiler: str, name: str, folder: Path) -> list[str]:
+    header = folder / f"{name}.h"
+    header.write_text("".join(f"#include <{system_header}>\n" for system_header in _PRECOMPILED))
+    return [compiler, *_FLAGS, *INSTRUCTION_SETS[name], "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+
+
+def _compile_source(compiler: str, name: str, source: Path, folder: Path) -> list[str]:
+    flags = (*_FLAGS, *INSTRUCTION_SETS[name], "-include", str(folder / f"{name}.h"))
+    return [compiler, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.{name}.o")]
+
+
+def _link(compiler: str, name: str, sources: list[Path], folder: Path) -> list[str]:
+    objects = [str(folder / f"{source.stem}.{name}.o") for source in sources]
+    return [compiler, *objects, *_LINK_FLAGS, "-o", str(folder / _library(name).name)]
 
 
 def _library(name: str) -> Path:

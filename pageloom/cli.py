@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from enum import Enum
@@ -81,7 +82,9 @@ def serve(
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
     dtype: opt.DtypeOption = config.Dtype.auto,
+    quantization: opt.QuantizationOption = config.Quantization.auto,
     device: opt.DeviceOption = config.Device.auto,
+    cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -103,6 +106,7 @@ def serve(
     step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
+    data_parallel_size: opt.DataParallelSize = 1,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     record: opt.Record = None,
     end_with_parent: opt.EndWithParent = False,
@@ -118,7 +122,10 @@ def serve(
     )
     worker_config = _config(WorkerConfig, params, metrics_port=worker_metrics_port)
     gateway_config = _config(GatewayConfig, params, served_model_names=_names(params))
-    sys.exit(serve_stack(StackConfig(scheduler=scheduler_config, worker=worker_config, gateway=gateway_config)))
+    stack_config = StackConfig(
+        scheduler=scheduler_config, worker=worker_config, gateway=gateway_config, num_workers=data_parallel_size
+    )
+    sys.exit(serve_stack(stack_config))
 
 
 @app.command()
@@ -152,11 +159,13 @@ def worker(
     model: opt.Model = "",
     simulate: opt.Simulate = None,
     scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
-    worker_id: opt.WorkerId = config.DEFAULT_WORKER_ID,
+    worker_id: opt.WorkerId = None,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
     dtype: opt.DtypeOption = config.Dtype.auto,
+    quantization: opt.QuantizationOption = config.Quantization.auto,
     device: opt.DeviceOption = config.Device.auto,
+    cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -169,7 +178,9 @@ def worker(
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one worker, which loads MODEL and attaches to a scheduler."""
-    _become("worker_svc", _config(WorkerConfig, context.params))
+    # Unique at the scheduler, wherever its workers run; in a container the host name is the container's.
+    worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    _become("worker_svc", _config(WorkerConfig, context.params, worker_id=worker_id))
 
 
 @app.command()

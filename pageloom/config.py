@@ -22,10 +22,21 @@ class Dtype(StrEnum):
     float32 = "float32"
 
 
+class Quantization(StrEnum):
+    auto = "auto"
+    none = "none"
+    gguf = "gguf"
+
+
 class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class CpuKernels(StrEnum):
+    auto = "auto"
+    torch = "torch"
 
 
 class BlockSize(int, Enum):
@@ -152,6 +163,8 @@ class WorkerConfig(ServiceConfig):
     metrics_port: int | None = None
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "auto"
+    cpu_kernels: str = "auto"
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -165,6 +178,8 @@ class WorkerConfig(ServiceConfig):
     def __post_init__(self) -> None:
         _require_one_of("device", self.device, Device)
         _require_one_of("dtype", self.dtype, Dtype)
+        _require_one_of("quantization", self.quantization, Quantization)
+        _require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
         _require_one_of("block_size", self.block_size, BlockSize)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)

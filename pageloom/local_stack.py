@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
-from pageloom.errors import StartupError
+from pageloom.errors import InvalidConfig, StartupError
 from pageloom.service_process import ServiceProcess
 from pageloom.status import Failed, GatewayReady, Loading, Ready, SchedulerReady, WorkerReady
 
@@ -24,11 +24,41 @@ ReadyT = TypeVar("ReadyT", SchedulerReady, WorkerReady, GatewayReady)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """Settings of all three. The other two dial a unix socket of the scheduler, whatever address they have."""
+    """Settings of all services. The others dial a unix socket of the scheduler, whatever address they have.
+
+    With several workers each gets a name, a metrics port, its part of the CPU's threads, and a GPU of its own.
+    """
 
     scheduler: SchedulerConfig
     worker: WorkerConfig
     gateway: GatewayConfig | None
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self.num_workers > 1 and visible and len(visible.split(",")) < self.num_workers:
+            raise InvalidConfig(
+                f"--data-parallel-size {self.num_workers} needs as many GPUs, but CUDA_VISIBLE_DEVICES is {visible!r}"
+            )
+
+    def worker_config(self, index: int) -> WorkerConfig:
+        worker = self.worker
+        if self.num_workers == 1:
+            return worker
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return replace(
+            worker,
+            worker_id=f"worker-{index}",
+            metrics_port=None if worker.metrics_port is None else worker.metrics_port + index,
+            num_threads=worker.num_threads or max(1, num_cores // self.num_workers),
+        )
+
+    def worker_environment(self, index: int) -> dict[str, str]:
+        """What differs from this process's own environment."""
+        if self.num_workers == 1:
+            return {}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)}
 
 
 class LocalStack:
@@ -92,7 +122,9 @@ class LocalStack:
         await self._ready["scheduler"]
         listening = self.ready(SchedulerReady)
         address = listening.socket_address or listening.address
-        await self._start("worker", "worker_svc", replace(self._config.worker, scheduler_address=address))
+        for index, name in enumerate(self._worker_names()):
+            worker = replace(self._config.worker_config(index), scheduler_address=address)
+            await self._start(name, "worker_svc", worker, self._config.worker_environment(index))
         if self._config.gateway is not None:
             await self._start("gateway", "gateway", replace(self._config.gateway, scheduler_address=address))
 
@@ -101,8 +133,18 @@ class LocalStack:
         # Where temporary files lie too deep for a socket, the port has to do.
         return path if fits_socket_address(path) else None
 
-    async def _start(self, name: str, module: str, config: SchedulerConfig | WorkerConfig | GatewayConfig) -> None:
-        service = self._services[name] = await ServiceProcess.start(name, module, config)
+    def _worker_names(self) -> list[str]:
+        num_workers = self._config.num_workers
+        return ["worker"] if num_workers == 1 else [f"worker-{index}" for index in range(num_workers)]
+
+    async def _start(
+        self,
+        name: str,
+        module: str,
+        config: SchedulerConfig | WorkerConfig | GatewayConfig,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        service = self._services[name] = await ServiceProcess.start(name, module, config, environment)
         ready = self._ready[name] = asyncio.get_running_loop().create_future()
         self._watchers[name] = asyncio.create_task(self._watch(service, ready))
 
@@ -134,5 +176,5 @@ class LocalStack:
         return [
             ("gateway", 0.0 if gateway is None else gateway.drain_timeout_s),
             ("scheduler", self._config.scheduler.drain_timeout_s),
-            ("worker", 0.0),
+            *((name, 0.0) for name in self._worker_names()),
         ]

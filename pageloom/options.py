@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from pageloom import config
-from pageloom.config import BlockSize, Device, Dtype, LogLevel
+from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, Quantization
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.simulation_config import Allocator, KvPolicy
@@ -54,7 +54,15 @@ ServedModelName = Annotated[
 ]
 ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.")]
 DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.")]
+QuantizationOption = Annotated[
+    Quantization,
+    _option("--quantization", "gguf: a GGUF file's quantized weights stay so (on a CPU); none: they become --dtype."),
+]
 DeviceOption = Annotated[Device, _option("--device", "Where the model runs.")]
+CpuKernelsOption = Annotated[
+    CpuKernels,
+    _option("--cpu-kernels", "What computes on a CPU: auto takes the C++ kernels for bfloat16 where they run."),
+]
 MaxModelLen = Annotated[
     int | None,
     _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
@@ -183,7 +191,14 @@ PlotFile = Annotated[
     str | None, _option("--plot", "Draw memory, load and latency over time to a .png or .svg file.", metavar="FILE")
 ]
 JsonFile = Annotated[str | None, _option("--json", "Write the figures to this file.", metavar="FILE")]
-WorkerId = Annotated[str, _option("--worker-id", "Name of this worker, unique at its scheduler.")]
+WorkerId = Annotated[
+    str | None,
+    _option("--worker-id", "Name of this worker, unique at its scheduler. Default: host name and process id."),
+]
+DataParallelSize = Annotated[
+    int,
+    _option("--data-parallel-size", "Workers, each with a copy of the model, behind the one scheduler.", min=1, max=64),
+]
 EndWithParent = Annotated[
     bool,
     _option("--end-with-parent/--no-end-with-parent", "Stop when the process that started this one ends (Linux)."),

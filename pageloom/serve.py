@@ -125,6 +125,9 @@ def _show_ready(console: Console, config: StackConfig, stack: LocalStack) -> Non
 def _model_rows(worker: WorkerReady, config: StackConfig) -> Iterator[tuple[str, str]]:
     num_tokens = worker.num_blocks * worker.block_size
     yield "Weights", f"{worker.weights_bytes / _MIB:,.0f} MiB, {worker.dtype}"
+    yield "Kernels", worker.kernels
+    if config.num_workers > 1:
+        yield "Workers", f"{config.num_workers}, each with what follows"
     yield (
         "KV memory",
         f"{worker.kv_bytes / _MIB:,.0f} MiB: {worker.num_blocks:,} blocks of {worker.block_size} tokens, "

@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Self
 
 from pageloom.config import ServiceConfig
@@ -33,13 +34,16 @@ class ServiceProcess:
         self._link = link
 
     @classmethod
-    async def start(cls, name: str, module: str, config: ServiceConfig) -> Self:
+    async def start(
+        cls, name: str, module: str, config: ServiceConfig, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> Self:
+        """`environment` is added to this process's own."""
         ours, theirs = socket.socketpair()
         with theirs:
             config = replace(config, status_fd=theirs.fileno())
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module, config.to_json(),
-                pass_fds=[theirs.fileno()], start_new_session=True, env=service_environment(),
+                pass_fds=[theirs.fileno()], start_new_session=True, env={**service_environment(), **environment},
             )  # fmt: skip
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which stops its
         # children in an order that loses no request.

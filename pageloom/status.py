@@ -24,9 +24,10 @@ class SchedulerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker has attached, with this model and KV memory."""
+    """A worker has attached, with this model and KV memory; `kernels` names what computes."""
 
     dtype: str
+    kernels: str
     max_model_len: int
     weights_bytes: int
     block_size: int

@@ -52,6 +52,7 @@ class Driver:
         # Of each open request its choices' keys; of each key the reader, and the choice's index there.
         self._requests: dict[str, tuple[int, ...]] = {}
         self._readers: dict[int, tuple[Reader, int]] = {}
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._links: dict[str, WorkerLink] = {}
         self._draining = False
         self._publishing = False
@@ -75,7 +76,8 @@ class Driver:
             self._readers[key] = (reader, choice_index)
         self._idle.clear()
         if request.deadline_s is not None:
-            asyncio.get_running_loop().call_later(request.deadline_s, self._expire)
+            loop = asyncio.get_running_loop()
+            self._deadlines[request.request_id] = loop.call_later(request.deadline_s, self._expire)
         self._publish_soon()
         self._wake_workers()
 
@@ -89,6 +91,8 @@ class Driver:
         """The request's reader is gone: cancels what still runs and forgets it."""
         for key in self._requests.pop(request_id):
             self._readers.pop(key, None)
+        if (deadline := self._deadlines.pop(request_id, None)) is not None:
+            deadline.cancel()
         self.cancel(request_id)
         if not self._requests:
             self._idle.set()

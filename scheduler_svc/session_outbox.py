@@ -49,7 +49,7 @@ class SessionOutbox:
 
     def __init__(self) -> None:
         # Those that hold tokens, in the order in which they got their first. Streams append to this very list.
-        self._ready: list[_Pile] = []
+        self.ready: list[_Pile] = []
         self._finished: list[wire.StreamFinished] = []
         self._refused: list[wire.StreamRefused] = []
         self._arrived = asyncio.Event()
@@ -57,7 +57,7 @@ class SessionOutbox:
 
     def stream(self, stream_id: int, num_choices: int, on_end: Callable[[], object]) -> StreamOutbox:
         """The Reader of one request. `on_end` is called once its last choice has ended."""
-        return StreamOutbox(self, self._ready, self._arrived.set, stream_id, num_choices, on_end)
+        return StreamOutbox(self, stream_id, num_choices, on_end)
 
     def finish(self, stream_id: int, event: ChoiceFinished) -> None:
         self._finished.append(wire.StreamFinished(stream_id, event))
@@ -84,13 +84,13 @@ class SessionOutbox:
 
     def next_message(self) -> engine_pb2.SessionResponse | None:
         """Takes what fits one message; None if nothing waits."""
-        if not (self._ready or self._finished or self._refused):
+        if not (self.ready or self._finished or self._refused):
             return None
         piles = self._take_piles()
         finished: list[wire.StreamFinished] = []
         refused: list[wire.StreamRefused] = []
         # The end of a choice must not overtake its tokens.
-        if not self._ready:
+        if not self.ready:
             finished, self._finished = self._finished[:MAX_ENDS_PER_MESSAGE], self._finished[MAX_ENDS_PER_MESSAGE:]
             refused, self._refused = self._refused[:MAX_ENDS_PER_MESSAGE], self._refused[MAX_ENDS_PER_MESSAGE:]
             self._taken.set()
@@ -102,9 +102,9 @@ class SessionOutbox:
         return message
 
     def _take_piles(self) -> list[_Pile]:
-        taken = self._ready[:MAX_TOKENS_PER_MESSAGE]
+        taken = self.ready[:MAX_TOKENS_PER_MESSAGE]
         if sum([len(pile.token_ids) for pile in taken]) <= MAX_TOKENS_PER_MESSAGE:
-            del self._ready[: len(taken)]
+            del self.ready[: len(taken)]
             return taken
         room = MAX_TOKENS_PER_MESSAGE
         num_whole = 0
@@ -112,27 +112,18 @@ class SessionOutbox:
             room -= num_tokens
             num_whole += 1
         partly = taken[num_whole]
-        del self._ready[:num_whole]
+        del self.ready[:num_whole]
         return [*taken[:num_whole], partly.split(room)] if room else taken[:num_whole]
 
 
 class StreamOutbox:
     """The Reader of one request of a session."""
 
-    __slots__ = ("_num_unfinished", "_on_end", "_outbox", "_piles", "_ready", "_stream_id", "_wake")
+    __slots__ = ("_num_unfinished", "_on_end", "_outbox", "_piles", "_ready", "_stream_id")
 
-    def __init__(
-        self,
-        outbox: SessionOutbox,
-        ready: list[_Pile],
-        wake: Callable[[], object],
-        stream_id: int,
-        num_choices: int,
-        on_end: Callable[[], object],
-    ) -> None:
+    def __init__(self, outbox: SessionOutbox, stream_id: int, num_choices: int, on_end: Callable[[], object]) -> None:
         self._outbox = outbox
-        self._ready = ready
-        self._wake = wake
+        self._ready = outbox.ready
         self._stream_id = stream_id
         self._num_unfinished = num_choices
         self._on_end = on_end
@@ -149,7 +140,7 @@ class StreamOutbox:
             pile.first_index = first_index
             ready = self._ready
             if not ready:
-                self._wake()
+                self._outbox.wake()
             ready.append(pile)
         token_ids.append(token_id)
         if logprobs is not None:

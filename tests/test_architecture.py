@@ -33,7 +33,8 @@ CORE_ALLOWED = {
 }  # fmt: skip
 # Generated code is untyped at heart, so few files may touch it.
 RPC_USERS = {
-    "pageloom/wire/common.py", "pageloom/wire/engine.py", "pageloom/wire/session.py", "pageloom/wire/worker.py",
+    "pageloom/wire/common.py", "pageloom/wire/engine.py", "pageloom/wire/record.py", "pageloom/wire/session.py",
+    "pageloom/wire/worker.py",
     "pageloom/client.py", "pageloom/engine_session.py", "benchmarks/session.py",
     "scheduler_svc/engine_service.py", "scheduler_svc/session.py", "scheduler_svc/session_outbox.py",
     "scheduler_svc/worker_service.py",

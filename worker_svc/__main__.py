@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -17,15 +18,21 @@ from worker_svc.service import AttachLoop
 from worker_svc.simulated import simulated_runner
 from worker_svc.step_thread import Runner
 
+if TYPE_CHECKING:
+    from worker_svc.runner import ModelRunner
+
 log = structlog.get_logger()
 
 
 def main(config: WorkerConfig, parent: ParentLink) -> None:
-    runner = simulated_runner(config) if config.simulate is not None else _model_runner(config, parent)
-    uvloop.run(_serve(config, parent, runner))
+    if config.simulate is not None:
+        uvloop.run(_serve(config, parent, simulated_runner(config), kernels="none: simulated"))
+    else:
+        runner = _model_runner(config, parent)
+        uvloop.run(_serve(config, parent, runner, kernels=runner.kernels))
 
 
-def _model_runner(config: WorkerConfig, parent: ParentLink) -> Runner:
+def _model_runner(config: WorkerConfig, parent: ParentLink) -> ModelRunner:
     # It imports torch, which takes seconds and which a simulated worker can do without.
     from worker_svc.runner import load_runner
 
@@ -51,12 +58,13 @@ class LoadProgress:
             log.info("loading weights", percent=10 * tenths, total_bytes=total_bytes)
 
 
-async def _serve(config: WorkerConfig, parent: ParentLink, runner: Runner) -> None:
+async def _serve(config: WorkerConfig, parent: ParentLink, runner: Runner, *, kernels: str) -> None:
     metrics = WorkerMetrics(runner.model_info, runner.cache_info)
     if config.metrics_port is not None:
         start_metrics_server(config.metrics_host, config.metrics_port)
     ready = WorkerReady(
         dtype=runner.model_info.dtype,
+        kernels=kernels,
         max_model_len=runner.model_info.max_model_len,
         weights_bytes=runner.model_info.weights_bytes,
         block_size=runner.cache_info.block_size,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker_svc.models.config import LlamaConfig
@@ -42,6 +44,17 @@ class Weights(Protocol):
         """Copies the tensor into `out` of the same shape, converting its elements."""
 
 
+class QuantizedWeights(Protocol):
+    """The same tensors, where they can be had as the blocks of the file."""
+
+    @property
+    def ggml_types(self) -> Mapping[str, int]:
+        """By the name of the tensor. Tensors that are missing here can only be converted, by Weights.read."""
+
+    def read_blocks(self, name: str) -> NDArray[np.uint8]:
+        """[rows, bytes], without gaps. Raises ModelLoadError as Weights does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A model on disk: what it is, and its weights."""
@@ -52,5 +65,7 @@ class Checkpoint:
     # Longest context whose attention is full; None if it always is.
     sliding_window: int | None
     weights: Weights
+    # None: the file is not quantized.
+    quantized: QuantizedWeights | None
     # All that decides what the model computes.
     files: tuple[Path, ...]

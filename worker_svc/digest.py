@@ -15,14 +15,17 @@ _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 4096
 
 
-def model_digest(files: Iterable[Path], dtype: torch.dtype) -> str:
-    """SHA-256, in hex, of what decides the KV values: the files in the given order, and the dtype.
+def model_digest(files: Iterable[Path], dtype: torch.dtype, *, is_quantized: bool) -> str:
+    """SHA-256, in hex, of what decides the KV values: the files in the given order, the dtype, and whether the
+    weights stay quantized.
 
     Of each file it takes the size, the first and last MiB (the first holds a header or a whole small
     file), and 256 samples of 4 KiB spread evenly between: hashing gigabytes would delay each start by
     seconds. Names do not count, so copies of a model under other names agree.
     """
     digest = hashlib.sha256(dtype_name(dtype).encode())
+    if is_quantized:
+        digest.update(b", quantized weights")
     for path in files:
         num_bytes = path.stat().st_size
         digest.update(num_bytes.to_bytes(8, "little"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
@@ -38,12 +39,20 @@ _PLAIN_DTYPES = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
+# Where in a block of the types that a CPU multiplies as they are its half-precision scales lie.
+_SCALE_OFFSETS = {
+    GGMLQuantizationType.Q4_0: (0,),
+    GGMLQuantizationType.Q4_1: (0, 2),
+    GGMLQuantizationType.Q8_0: (0,),
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208,),
+}
 # Rows are dequantized in pieces, so that loading never holds a large matrix in float32.
 _PIECE_ELEMENTS = 1 << 20
 
 
 class GgufWeights:
-    """Implements checkpoint.Weights. The file is mapped until this object is gone.
+    """Implements checkpoint.Weights and checkpoint.QuantizedWeights. The file is mapped until this object is gone.
 
     `interleaved_heads` maps the names of projections to their number of heads, where the file keeps
     the two halves of each head's rotated dimensions interleaved: llama.cpp's converter writes
@@ -86,9 +95,23 @@ class GgufWeights:
         for piece in _dequantized(self._file, tensor, self._data):
             flat[start : start + len(piece)].copy_(torch.from_numpy(piece))
             start += len(piece)
-        num_heads = self._interleaved_heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        num_heads = self._num_interleaved_heads(name)
         if num_heads is not None:
             out.copy_(_uninterleave(out, num_heads))
+
+    @property
+    def ggml_types(self) -> Mapping[str, int]:
+        return {name: tensor.ggml_type for name, tensor in self._tensors.items() if _is_matrix_of_blocks(tensor)}
+
+    def read_blocks(self, name: str) -> NDArray[np.uint8]:
+        tensor = self._tensors[name]
+        rows = _rows(tensor, self._data)
+        _check_scales(self.describe(name), tensor, rows)
+        num_heads = self._num_interleaved_heads(name)
+        return rows if num_heads is None else _uninterleave(torch.from_numpy(rows), num_heads).numpy()
+
+    def _num_interleaved_heads(self, name: str) -> int | None:
+        return self._interleaved_heads.get(name.rpartition(".")[0].rpartition(".")[2])
 
 
 def read_rope_divisors(file: GgufFile) -> tuple[float, ...] | None:
@@ -114,13 +137,31 @@ def _uninterleave(rows: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
+def _is_matrix_of_blocks(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) == 2 and GGMLQuantizationType(tensor.ggml_type) in _SCALE_OFFSETS
+
+
+def _rows(tensor: GgufTensor, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The tensor as it lies in `data`, the whole file: [rows, bytes]."""
+    num_rows = math.prod(tensor.shape[:-1])
+    return data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(num_rows, -1)
+
+
+def _check_scales(described: str, tensor: GgufTensor, rows: NDArray[np.uint8]) -> None:
+    """Blocks are finite if their scales are: codes are whole numbers."""
+    kind = GGMLQuantizationType(tensor.ggml_type)
+    blocks = rows.reshape(-1, GGML_QUANT_SIZES[kind][1])
+    for offset in _SCALE_OFFSETS[kind]:
+        scales = np.ascontiguousarray(blocks[:, offset : offset + 2]).view(np.float16)
+        if not np.isfinite(scales).all():
+            raise ModelLoadError(f"{described} holds values that are not finite: it is damaged")
+
+
 def _dequantized(file: GgufFile, tensor: GgufTensor, data: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
     """The tensor's rows in float32, some at a time; `data` is the whole file."""
-    row_elements = tensor.shape[-1]
-    num_rows = torch.Size(tensor.shape).numel() // row_elements
-    rows = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(num_rows, -1)
-    rows_per_piece = max(1, _PIECE_ELEMENTS // row_elements)
-    for start in range(0, num_rows, rows_per_piece):
+    rows = _rows(tensor, data)
+    rows_per_piece = max(1, _PIECE_ELEMENTS // tensor.shape[-1])
+    for start in range(0, len(rows), rows_per_piece):
         try:
             with np.errstate(all="ignore"):
                 piece = dequantize(rows[start : start + rows_per_piece], GGMLQuantizationType(tensor.ggml_type))

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from pageloom_kernels import AttentionBatch
 from worker_svc.kv_cache import allocate_kv_cache
-from worker_svc.models.llama import Llama
+from worker_svc.models.model import Model
 
 
 @torch.inference_mode()
-def rehearse(model: Llama, kv_caches: Sequence[Tensor], num_tokens: int, device: torch.device) -> Tensor:
-    """Hidden states [num_tokens, hidden] of one sequence of zeros, whose K and V are not kept."""
+def rehearse(
+    model: Model, kv_caches: Sequence[Tensor], num_tokens: int, num_outputs: int, device: torch.device
+) -> Tensor:
+    """Hidden states [num_outputs, hidden] of the first tokens of a sequence of zeros, whose K and V are not kept."""
     block_size = kv_caches[0].shape[3]
     batch = AttentionBatch(
         block_tables=torch.zeros(1, -(-num_tokens // block_size), dtype=torch.int32, device=device),
@@ -24,14 +26,15 @@ def rehearse(model: Llama, kv_caches: Sequence[Tensor], num_tokens: int, device:
         max_query_len=num_tokens,
         max_seq_len=num_tokens,
         # Positions beyond the context have no entry in the RoPE tables.
-        positions=torch.arange(num_tokens, device=device).clamp(max=len(model.cos) - 1),
+        positions=torch.arange(num_tokens, device=device).clamp(max=model.num_positions - 1),
         slot_mapping=torch.full((num_tokens,), -1, device=device),
     )
-    return model.forward(torch.zeros(num_tokens, dtype=torch.int64, device=device), batch, kv_caches)
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    return model.forward(token_ids, batch, kv_caches, torch.arange(num_outputs, device=device))
 
 
 def measure_free_gpu_bytes(
-    model: Llama,
+    model: Model,
     *,
     gpu_memory_utilization: float,
     max_num_batched_tokens: int,
@@ -46,9 +49,9 @@ def measure_free_gpu_bytes(
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
     with torch.inference_mode():
-        hidden = rehearse(model, cache.layers, max_num_batched_tokens, device)
+        hidden = rehearse(model, cache.layers, max_num_batched_tokens, max_num_seqs, device)
         # The sampler's largest tensors: probabilities, and their sorted copy with its indices.
-        model.logits(hidden[:max_num_seqs]).float().softmax(dim=-1).sort(dim=-1)
+        model.logits(hidden).float().softmax(dim=-1).sort(dim=-1)
     step_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
     del hidden
     torch.cuda.empty_cache()

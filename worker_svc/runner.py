@@ -13,14 +13,16 @@ from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from worker_svc.batch_inputs import build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
+from worker_svc.cpu_kernels import choose_kernels
 from worker_svc.device import dtype_name, resolve_device, resolve_dtype
 from worker_svc.digest import model_digest
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
-from worker_svc.models.llama import Llama
+from worker_svc.models.model import Model
+from worker_svc.quantization import kept_types
 from worker_svc.rehearsal import measure_free_gpu_bytes, rehearse
-from worker_svc.sampler import NO_DRAWS, Draws, Sampler
+from worker_svc.sampler import NO_DRAWS, Draws, Sampler, most_likely_draws
 from worker_svc.slots import Runs, SlotTable
 
 log = structlog.get_logger()
@@ -34,17 +36,29 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
 
     Raises ModelLoadError or InvalidConfig.
     """
-    torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
+    num_threads = config.num_threads or min(torch.get_num_threads(), usable_cores())
+    torch.set_num_threads(num_threads)
     files = locate_model(config.model)
     checkpoint = open_checkpoint(files)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, checkpoint.weights.dtype, device)
     longest = _longest_context(checkpoint, config.max_model_len)
-    model, weights_bytes = load_model(checkpoint, num_positions=longest, dtype=dtype, device=device, progress=progress)
+    cpu_pool, kernels = choose_kernels(config, checkpoint.config, dtype, device, num_threads)
+    log.info("the model runs", device=device.type, dtype=dtype_name(dtype), kernels=kernels)
+    ggml_types = kept_types(config, checkpoint, cpu_pool)
+    model, weights_bytes = load_model(
+        checkpoint,
+        num_positions=longest,
+        dtype=dtype,
+        device=device,
+        cpu_pool=cpu_pool,
+        ggml_types=ggml_types,
+        progress=progress,
+    )
     cache = _make_cache(config, model, dtype, device)
     info = ModelInfo(
         name=files.name,
-        digest=model_digest(checkpoint.files, dtype),
+        digest=model_digest(checkpoint.files, dtype, is_quantized=bool(ggml_types)),
         architecture=checkpoint.architecture,
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
@@ -54,20 +68,27 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     )
     if info.max_model_len < longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, model, cache, device)
+    return ModelRunner(config, info, model, cache, device, kernels)
 
 
 class ModelRunner:
     """A loaded model with its KV blocks and slots. One thread at a time may call it."""
 
     def __init__(
-        self, config: WorkerConfig, info: ModelInfo, model: Llama, cache: KvCache, device: torch.device
+        self,
+        config: WorkerConfig,
+        info: ModelInfo,
+        model: Model,
+        cache: KvCache,
+        device: torch.device,
+        kernels: str,
     ) -> None:
+        self.kernels = kernels
         self.model_info = info
         self.cache_info: CacheInfo = cache.info
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self._llama = model
+        self._model = model
         self._kv = cache
         self._device = device
         self._slots = SlotTable(
@@ -85,11 +106,13 @@ class ModelRunner:
             device=device,
         )
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs the model once for each kind of step, so that no request pays for what a first run
         compiles. No block is written."""
         for num_tokens in (1, min(self.max_num_batched_tokens, _WARM_UP_TOKENS)):
-            rehearse(self._llama, self._kv.layers, num_tokens, self._device)
+            hidden = rehearse(self._model, self._kv.layers, num_tokens, 1, self._device)
+            self._model.most_likely(hidden)
 
     @torch.inference_mode()
     def step(self, plan: BatchPlan) -> StepResult:
@@ -116,13 +139,15 @@ class ModelRunner:
         if len(runs.slots) == 0:
             return NO_DRAWS
         inputs = build_batch_inputs(self._slots, runs, self._device)
-        hidden = self._llama.forward(inputs.token_ids, inputs.attention, self._kv.layers)
+        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.draw_rows)
         slots = runs.draw_slots
         if len(slots) == 0:
             return NO_DRAWS
-        logits = self._llama.logits(hidden[inputs.draw_rows])
         positions = self._slots.num_tokens[slots]
-        return self._sampler.sample(logits, slots, positions, positions - self._slots.num_prompt_tokens[slots])
+        num_output_tokens = positions - self._slots.num_prompt_tokens[slots]
+        if self._sampler.takes_most_likely(slots, num_output_tokens):
+            return most_likely_draws(slots, self._model.most_likely(hidden))
+        return self._sampler.sample(self._model.logits(hidden), slots, positions, num_output_tokens)
 
 
 def _longest_context(checkpoint: Checkpoint, requested: int | None) -> int:
@@ -144,7 +169,7 @@ def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
 
 
-def _make_cache(config: WorkerConfig, model: Llama, dtype: torch.dtype, device: torch.device) -> KvCache:
+def _make_cache(config: WorkerConfig, model: Model, dtype: torch.dtype, device: torch.device) -> KvCache:
     free_gpu_bytes = None
     if device.type == "cuda":
         free_gpu_bytes = measure_free_gpu_bytes(

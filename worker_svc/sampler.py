@@ -33,6 +33,16 @@ _NO_ROWS = np.zeros(0, np.int64)
 NO_DRAWS = Draws(slots=_NO_ROWS, token_ids=_NO_ROWS, failed_slots=_NO_ROWS, logprobs={})
 
 
+def most_likely_draws(slots: NDArray[np.int64], token_ids: Tensor) -> Draws:
+    """The draws of slots that take `Model.most_likely`."""
+    return _draws(slots, token_ids.cpu().numpy(), {})
+
+
+def _draws(slots: NDArray[np.int64], token_ids: NDArray[np.int64], logprobs: dict[int, TokenLogprobs]) -> Draws:
+    drawn = token_ids != _FAILED
+    return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failed_slots=slots[~drawn], logprobs=logprobs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _RawLogprobs:
     """Log-softmax of the untouched logits, for the rows that report it."""
@@ -58,6 +68,13 @@ class Sampler:
         self._table.bind(admission)
         self._penalties.bind(admission)
 
+    def takes_most_likely(self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> bool:
+        """Whether each of `slots` takes the token of its largest logit, and nobody asks for more of the logits."""
+        table = self._table
+        plain = (table.temperature[slots] == 0) & (table.num_logprobs[slots] == NO_LOGPROBS)
+        plain &= (table.num_biased[slots] == 0) & (num_output_tokens >= table.min_tokens[slots])
+        return bool((plain & ~table.penalised(slots)).all())
+
     def sample(
         self,
         logits: Tensor,
@@ -81,7 +98,7 @@ class Sampler:
         drawn = token_ids != _FAILED
         self._penalties.record(slots[drawn], token_ids[drawn])
         logprobs = self._report(raw, slots, token_ids) if raw is not None else {}
-        return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failed_slots=slots[~drawn], logprobs=logprobs)
+        return _draws(slots, token_ids, logprobs)
 
     def _raw_logprobs(self, logits: Tensor, slots: NDArray[np.int64]) -> _RawLogprobs | None:
         rows = np.flatnonzero(self._table.num_logprobs[slots] != NO_LOGPROBS)

@@ -177,7 +177,7 @@ def run_fairness(json_file: JsonFile = None) -> None:
 def _print_table(title: str, headings: str, rows: Iterable[tuple[str, ...]]) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings.split("|")):
-        table.add_column(heading, justify="left" if i == 0 else "right")
+        table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -335,6 +335,7 @@ class TestProcess:
                 await asyncio.sleep(1.2)
                 process.kill()
                 await process.wait()
+                await asyncio.sleep(0.1)
         done = run(path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "tokens: 30, endings: 1" in done.stdout

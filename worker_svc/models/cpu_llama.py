@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pageloom_kernels import AttentionBatch
-from pageloom_kernels.cpu.engine import LayerWeights, LinearWeights, ModelWeights, StepEngine, WeightStore
+from pageloom_kernels.cpu.engine import (
+    HEAD_DIM_MULTIPLE,
+    PAGE_TOKENS,
+    LayerWeights,
+    LinearWeights,
+    ModelWeights,
+    PackedMatrix,
+    StepEngine,
+    WeightStore,
+)
+from pageloom_kernels.cpu.library import NoCpuLibrary
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.layers import Linear
-from worker_svc.models.llama import Llama, LlamaLayer
+from worker_svc.models.llama import EMBEDDING, Llama, LlamaLayer
+from worker_svc.models.model import Destination
+from worker_svc.models.quantized import BlockDestination, quantized_matrix
 
 _CPU = torch.device("cpu")
 
 
 class CpuLlama:
-    """Weights are uninitialised until `destinations` are filled; there is nothing to run before `finish_loading`."""
+    """A `model.Model` in the library. Matrices stay in ggml's blocks where all tensors that they are read from have
+    a type in `ggml_types`, by their names, and there are kernels for it."""
 
-    def __init__(self, config: LlamaConfig, *, num_positions: int, pool: ThreadPool) -> None:
+    def __init__(
+        self, config: LlamaConfig, *, num_positions: int, pool: ThreadPool, ggml_types: Mapping[str, int]
+    ) -> None:
         self.config = config
-        # Its tensors are where the checkpoint is read to. It is given up for the engine.
-        self._loading: Llama | None = Llama(config, num_positions=num_positions, dtype=torch.bfloat16, device=_CPU)
-        self._engine: StepEngine | None = None
-        self._pool = pool
         self.num_positions = num_positions
+        # Its tensors are where the rest of the checkpoint is read to. It is given up for the engine.
+        self._loading: Llama | None = Llama(config, num_positions=num_positions, dtype=torch.bfloat16, device=_CPU)
+        self._store = WeightStore(pool)
+        self._blocks: dict[str, BlockDestination] = {}
+        self._embedding = self._quantized_matrix(ggml_types, [EMBEDDING], [config.vocab_size], config.hidden_size)
+        self._quantized = {
+            linear: self._quantized_matrix(
+                ggml_types, [f"{name}.weight" for name in names], sizes, linear.weight.shape[1]
+            )
+            for linear, names, sizes in self._loading.linears()
+        }
+        self._engine: StepEngine | None = None
 
     def forward(
         self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
@@ -42,17 +65,16 @@ class CpuLlama:
         """[rows, hidden] -> token ids [rows]; -1 where the largest logit is not a finite number."""
         return self._loaded().most_likely(hidden)
 
-    def destinations(self) -> dict[str, Tensor]:
+    def destinations(self) -> dict[str, Destination]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
         assert self._loading is not None
-        return self._loading.destinations()
+        return {**self._loading.destinations(), **self._blocks}
 
     def finish_loading(self) -> None:
         """Packs the matrices, one at a time, so that never two copies of all exist."""
         model, self._loading = self._loading, None
         assert model is not None
-        store = WeightStore(self._pool)
-        embedding = store.pack(model.embedding)
+        embedding = self._embedding or self._store.pack(model.embedding)
         model.embedding = model.embedding.new_empty(0)
         weights = ModelWeights(
             num_heads=self.config.num_heads,
@@ -60,42 +82,51 @@ class CpuLlama:
             head_dim=self.config.head_dim,
             rms_norm_eps=self.config.rms_norm_eps,
             embedding=embedding,
-            layers=tuple(_pack_layer(store, layer) for layer in model.layers),
+            layers=tuple(self._pack_layer(layer) for layer in model.layers),
             norm=model.norm,
-            head=embedding if model.head is None else _pack(store, model.head).matrix,
+            head=embedding if model.head is None else self._pack(model.head).matrix,
             cos=model.cos,
             sin=model.sin,
         )
-        self._engine = StepEngine(store, weights)
+        self._engine = StepEngine(self._store, weights)
+
+    def _quantized_matrix(
+        self, ggml_types: Mapping[str, int], names: Sequence[str], sizes: Sequence[int], in_features: int
+    ) -> PackedMatrix | None:
+        found = quantized_matrix(self._store, ggml_types, names, sizes, in_features)
+        if found is None:
+            return None
+        matrix, destinations = found
+        self._blocks |= destinations
+        return matrix
+
+    def _pack_layer(self, layer: LlamaLayer) -> LayerWeights:
+        return LayerWeights(
+            attention_norm=layer.attention_norm,
+            qkv=self._pack(layer.qkv),
+            output=self._pack(layer.output),
+            mlp_norm=layer.mlp_norm,
+            gate_up=self._pack(layer.gate_up),
+            down=self._pack(layer.down),
+        )
+
+    def _pack(self, linear: Linear) -> LinearWeights:
+        matrix = self._quantized[linear] or self._store.pack(linear.weight)
+        linear.weight = linear.weight.new_empty(0)
+        return LinearWeights(matrix=matrix, bias=linear.bias)
 
     def _loaded(self) -> StepEngine:
         assert self._engine is not None, "finish_loading comes first"
         return self._engine
 
 
-def can_run(config: LlamaConfig, block_size: int) -> str | None:
-    """Why the library cannot run a model of this shape; None if it can."""
-    if block_size % 32:
-        return f"its KV pages hold 32 tokens, and --block-size is {block_size}"
-    if config.head_dim % 16:
-        return f"it takes head sizes that are multiples of 16, and the model's is {config.head_dim}"
+def check_shape(config: LlamaConfig, block_size: int) -> None:
+    """Raises NoCpuLibrary if the library cannot run a model of this shape."""
+    if block_size % PAGE_TOKENS:
+        raise NoCpuLibrary(f"their KV blocks hold {PAGE_TOKENS} tokens or a multiple, and --block-size is {block_size}")
+    if config.head_dim % HEAD_DIM_MULTIPLE:
+        raise NoCpuLibrary(
+            f"they take heads of {HEAD_DIM_MULTIPLE} dimensions or a multiple, and the model's have {config.head_dim}"
+        )
     if config.hidden_size % 2 or config.intermediate_size % 2:
-        return "it takes rows of an even size"
-    return None
-
-
-def _pack_layer(store: WeightStore, layer: LlamaLayer) -> LayerWeights:
-    return LayerWeights(
-        attention_norm=layer.attention_norm,
-        qkv=_pack(store, layer.qkv),
-        output=_pack(store, layer.output),
-        mlp_norm=layer.mlp_norm,
-        gate_up=_pack(store, layer.gate_up),
-        down=_pack(store, layer.down),
-    )
-
-
-def _pack(store: WeightStore, linear: Linear) -> LinearWeights:
-    matrix = store.pack(linear.weight)
-    linear.weight = linear.weight.new_empty(0)
-    return LinearWeights(matrix=matrix, bias=linear.bias)
+        raise NoCpuLibrary("they take hidden states of an even size only")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,13 +13,15 @@ from worker_svc.models.config import LlamaConfig
 from worker_svc.models.layers import Linear
 from worker_svc.models.rope import rotary_tables
 
+EMBEDDING = "model.embed_tokens.weight"
+
 
 class Llama:
-    """Weights and forward pass. Weights are uninitialised until `destinations` are filled and
-    `finish_loading` was called."""
+    """A `model.Model` over PyTorch and Triton."""
 
     def __init__(self, config: LlamaConfig, *, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
+        self.num_positions = num_positions
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [LlamaLayer(config, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
@@ -30,26 +32,42 @@ class Llama:
         cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor]) -> Tensor:
-        """[tokens] -> normalised hidden states [tokens, hidden]; writes each layer's K and V."""
+    def forward(
+        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+    ) -> Tensor:
+        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V."""
         hidden = functional.embedding(token_ids, self.embedding)
         residual: Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(hidden, residual, self.cos, self.sin, kv_cache, batch)
+        assert residual is not None
+        hidden, residual = hidden[output_rows], residual[output_rows]
         return rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps, residual=residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
         return functional.linear(hidden, self.embedding) if self.head is None else self.head(hidden)
 
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> token ids [rows] int64; -1 where the largest logit is not a finite number."""
+        largest, token_ids = self.logits(hidden).max(dim=-1)
+        return torch.where(largest.isfinite(), token_ids, -1)
+
     def destinations(self) -> dict[str, Tensor]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
-        destinations = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        destinations = {EMBEDDING: self.embedding, "model.norm.weight": self.norm}
         if self.head is not None:
-            destinations["lm_head.weight"] = self.head.weight
+            destinations |= _parts(self.head, ["lm_head"], [self.config.vocab_size])
         for index, layer in enumerate(self.layers):
             destinations |= layer.destinations(f"model.layers.{index}.")
         return destinations
+
+    def linears(self) -> Iterator[tuple[Linear, list[str], list[int]]]:
+        """Each linear with the names of the modules that lie below each other in it, and their outputs."""
+        if self.head is not None:
+            yield self.head, ["lm_head"], [self.config.vocab_size]
+        for index, layer in enumerate(self.layers):
+            yield from layer.linears(f"model.layers.{index}.")
 
     def finish_loading(self) -> None:
         """Puts the loaded weights into the layout that the device multiplies fastest."""
@@ -104,15 +122,20 @@ class LlamaLayer:
             f"{prefix}input_layernorm.weight": self.attention_norm,
             f"{prefix}post_attention_layernorm.weight": self.mlp_norm,
         }
-        inner = self.config.intermediate_size
-        for linear, names, sizes in (
-            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), self._qkv_sizes),
-            (self.output, ("self_attn.o_proj",), [self.config.hidden_size]),
-            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), [inner, inner]),
-            (self.down, ("mlp.down_proj",), [self.config.hidden_size]),
-        ):
-            destinations |= _parts(linear, [prefix + name for name in names], sizes)
+        for linear, names, sizes in self.linears(prefix):
+            destinations |= _parts(linear, names, sizes)
         return destinations
+
+    def linears(self, prefix: str) -> list[tuple[Linear, list[str], list[int]]]:
+        """As Llama.linears, for one layer."""
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        return [
+            (self.qkv, [f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"], self._qkv_sizes),
+            (self.output, [f"{attention}o_proj"], [hidden]),
+            (self.gate_up, [f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner]),
+            (self.down, [f"{mlp}down_proj"], [hidden]),
+        ]
 
 
 def _parts(linear: Linear, names: Sequence[str], sizes: list[int]) -> dict[str, Tensor]:

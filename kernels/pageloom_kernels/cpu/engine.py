@@ -7,12 +7,18 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom_kernels.cpu import structs
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from pageloom_kernels.paged_attention.batch import AttentionBatch
+
+# kPageTokens of src/kernels.h, and what AttentionShape there asks of a head.
+PAGE_TOKENS = 32
+HEAD_DIM_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,27 @@ class WeightStore:
         )
         return PackedMatrix(_allocated(handle), out_features, in_features)
 
+    def supports(self, ggml_type: int, in_features: int) -> bool:
+        """Whether rows of these quantized blocks can stay as they are."""
+        supported: bool = self._functions.pageloom_quant_supports(ggml_type, in_features)
+        return supported
+
+    def quantized(self, in_features: int) -> PackedMatrix:
+        """A matrix without outputs, to which `append` adds. Raises MemoryError."""
+        handle = self._functions.pageloom_quant_matrix(self._handle, in_features)
+        return PackedMatrix(_allocated(handle), 0, in_features)
+
+    def append(self, matrix: PackedMatrix, ggml_type: int, blocks: NDArray[np.uint8]) -> None:
+        """Copies rows of ggml blocks, [outputs, bytes] without gaps, into a matrix that `quantized` made, below what
+        it holds. The type must be supported. Raises MemoryError."""
+        assert blocks.flags.c_contiguous
+        done = self._functions.pageloom_quant_append(
+            self.pool.handle, self._handle, matrix.handle, ggml_type, blocks.ctypes.data, len(blocks)
+        )
+        if not done:
+            raise MemoryError("there is no memory for the model")
+        matrix.out_features += len(blocks)
+
 
 class StepEngine:
     """Runs steps of a model. One thread at a time may call it. Methods raise MemoryError."""
@@ -145,9 +172,7 @@ def attention_batch(batch: AttentionBatch, block_size: int) -> structs.Attention
     )
 
 
-def _step_inputs(
-    token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor
-) -> structs.StepInputs:
+def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor) -> structs.StepInputs:
     return structs.StepInputs(
         num_rows=len(token_ids),
         token_ids=token_ids.data_ptr(),

@@ -91,8 +91,9 @@ class EngineServicer:
 
     def Session(self, request_iterator, context):
         """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
-        a message for each request and step would cost more than the step. Closing the stream cancels all of
-        its requests. A request that is refused ends with a Refused; the session goes on.
+        a message for each request and step would cost more than the step. Cancelling the call cancels all of
+        its requests; ending the client's side lets them finish. A request that is refused ends with a
+        StreamRefused, and the session goes on. INVALID_ARGUMENT ends it: a stream_id twice, an empty message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

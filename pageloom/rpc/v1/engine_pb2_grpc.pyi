@@ -45,8 +45,9 @@ class EngineStub:
     """
     Session: _grpc.StreamStreamMultiCallable[_engine_pb2.SessionRequest, _engine_pb2.SessionResponse]
     """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
-    a message for each request and step would cost more than the step. Closing the stream cancels all of
-    its requests. A request that is refused ends with a Refused; the session goes on.
+    a message for each request and step would cost more than the step. Cancelling the call cancels all of
+    its requests; ending the client's side lets them finish. A request that is refused ends with a
+    StreamRefused, and the session goes on. INVALID_ARGUMENT ends it: a stream_id twice, an empty message.
     """
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _engine_pb2.InfoResponse]
     """What is being served, and how full it is."""
@@ -74,8 +75,9 @@ class EngineAsyncStub(EngineStub):
     """
     Session: _aio.StreamStreamMultiCallable[_engine_pb2.SessionRequest, _engine_pb2.SessionResponse]  # type: ignore[assignment]
     """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
-    a message for each request and step would cost more than the step. Closing the stream cancels all of
-    its requests. A request that is refused ends with a Refused; the session goes on.
+    a message for each request and step would cost more than the step. Cancelling the call cancels all of
+    its requests; ending the client's side lets them finish. A request that is refused ends with a
+    StreamRefused, and the session goes on. INVALID_ARGUMENT ends it: a stream_id twice, an empty message.
     """
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _engine_pb2.InfoResponse]  # type: ignore[assignment]
     """What is being served, and how full it is."""
@@ -118,8 +120,9 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_pb2.SessionResponse], _abc.AsyncIterator[_engine_pb2.SessionResponse]]:
         """Any number of requests over one stream, whose tokens come back as columns: what a gateway uses, for
-        a message for each request and step would cost more than the step. Closing the stream cancels all of
-        its requests. A request that is refused ends with a Refused; the session goes on.
+        a message for each request and step would cost more than the step. Cancelling the call cancels all of
+        its requests; ending the client's side lets them finish. A request that is refused ends with a
+        StreamRefused, and the session goes on. INVALID_ARGUMENT ends it: a stream_id twice, an empty message.
         """
 
     @_abc_1.abstractmethod

@@ -5,7 +5,7 @@ import pytest
 from pageloom.plan import BatchPlan
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.paper_world import PaperWorld
-from tests.support.paper_model import paper_hello
+from tests.support.paper_model import paper_hello, solo_run
 
 
 def forking_plan(world: PaperWorld) -> BatchPlan:
@@ -132,6 +132,24 @@ class TestOrder:
         world.drain()
         for index in range(2):
             assert world.streams["resumed", index].token_ids == world.streams["whole", index].token_ids
+
+    def test_nobody_forks_from_a_fork_of_the_same_plan(self):
+        """Two that have much to catch up with wait for blocks, and are admitted at once while a third runs."""
+        world = make_world(block_size=4, num_blocks=16)
+        sampling = make_request(prompt=(5, 6, 7, 8, 9, 10), max_tokens=20).sampling
+        resume = tuple(
+            (index, tuple(solo_run((5, 6, 7, 8, 9, 10), sampling, index).token_ids[:14])) for index in (0, 1)
+        )
+        world.submit(make_request("other", prompt=46, max_tokens=2))
+        world.submit(make_request("r", prompt=(5, 6, 7, 8, 9, 10), n=3, max_tokens=20, resume=resume))
+        first = world.step()
+        assert world.admitted(first) == ["other", "r"]
+        world.step()
+        plan = world.plan("a")
+        assert plan is not None
+        assert [admission.choice_index for admission in plan.admissions] == [0, 1]
+        assert len(set(plan.copy_source_block_ids)) == 1
+        world.drain()
 
     def test_all_choices_stay_on_one_worker(self):
         world = make_world(block_size=4)

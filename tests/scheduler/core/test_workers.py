@@ -64,14 +64,14 @@ class TestAttach:
 
 class TestLoss:
     @pytest.mark.parametrize("num_tokens", range(9))
-    @pytest.mark.parametrize("in_flight", [False, True])
-    def test_at_any_token_the_text_goes_on_as_if_nothing_had_happened(self, num_tokens: int, in_flight: bool):
-        world = make_world(make_limits(max_num_batched_tokens=4))
+    @pytest.mark.parametrize("num_in_flight", [0, 1, 2])
+    def test_at_any_token_the_text_goes_on_as_if_nothing_had_happened(self, num_tokens: int, num_in_flight: int):
+        world = make_world(make_limits(max_num_batched_tokens=4, max_num_steps_in_flight=2))
         hello = world.workers["a"].hello
         world.submit(make_request(prompt=6, n=2, max_tokens=8))
         while len(world.streams["r", 0].token_ids) < num_tokens:
             world.step()
-        if in_flight:
+        for _ in range(num_in_flight):
             world.plan("a")
         world.lose("a")
         world.attach(hello)

@@ -92,6 +92,16 @@ class ItemAttention {
       touch(pages[p] + head_offset(item_.first_head, head_dim_), head_offset(item_.end_head - item_.first_head, head_dim_));
 #endif
     }
+#ifdef WARM
+    if (span + 1 < item_.end_span) {
+      for (int p = 0; p < kSpanPages; ++p) {
+        const bf16* next = page(span + 1, p);
+        const int64_t n = head_offset(item_.end_head - item_.first_head, head_dim_);
+        next += head_offset(item_.first_head, head_dim_);
+        for (int64_t i = 0; i < n; i += WARM) _mm_prefetch((const char*)(next + i), _MM_HINT_T1);
+      }
+    }
+#endif
     for (int head = item_.first_head; head < item_.end_head; ++head) {
       SpanPages span_pages{};
       for (int p = 0; p < num_pages; ++p) span_pages.pages[p] = pages[p] + head_offset(head, head_dim_);

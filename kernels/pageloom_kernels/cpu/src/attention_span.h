@@ -33,30 +33,33 @@ struct SpanTask {
   float scale_log2;
 };
 
-// scores [kRows, kSpanTokens]: of the page's tokens, from `scores` on.
-template <int kRows>
-inline void score_page(const bf16* query, const bf16* keys, int head_dim, float* scores) {
-  constexpr int kVectors = kPageTokens / kLanes;
+// scores [kRows, kSpanTokens]: of kVectors vectors of tokens from `first_token` on.
+template <int kRows, int kVectors>
+inline void score_tokens(const bf16* query, const SpanPages& span, const SpanTask& task, int first_token,
+                         float* scores) {
   Floats sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = zeros();
+  const bf16* keys[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    const int token = first_token + v * kLanes;
+    keys[v] = span.pages[token / kPageTokens] + key_offset(token % kPageTokens, 0, task.head_dim);
+    for (int r = 0; r < kRows; ++r) sums[r][v] = zeros();
   }
-  for (int d = 0; d < head_dim; d += 2) {
+  for (int d = 0; d < task.head_dim; d += 2) {
     Pairs tokens[kVectors];
-    for (int v = 0; v < kVectors; ++v) tokens[v] = load_pairs(keys + key_offset(v * kLanes, d, head_dim));
+    for (int v = 0; v < kVectors; ++v) tokens[v] = load_pairs(keys[v] + key_offset(0, d, task.head_dim));
     for (int r = 0; r < kRows; ++r) {
-      const Pairs pair = splat_pair(pair_at(query + int64_t{r} * head_dim + d));
+      const Pairs pair = splat_pair(pair_at(query + int64_t{r} * task.head_dim + d));
       for (int v = 0; v < kVectors; ++v) sums[r][v] = dot_pairs(sums[r][v], tokens[v], pair);
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) store(scores + r * kSpanTokens + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(scores + r * kSpanTokens + first_token + v * kLanes, sums[r][v]);
   }
 }
 
 // The weights of one row's scores, rounded as the values' factors; the rest of the span gets zeros.
 inline void weigh_scores(const float* scores, int num_tokens, float scale_log2, bf16* weights, float* row_maximum,
-                         float* row_sum) {
+                         float* weight_sums) {
   constexpr int kVectors = kSpanTokens / kLanes;
   const Floats nothing = splat(-std::numeric_limits<float>::infinity());
   Floats x[kVectors];
@@ -78,7 +81,7 @@ inline void weigh_scores(const float* scores, int num_tokens, float scale_log2, 
   }
   Floats total = x[0];
   for (int v = 1; v < kVectors; ++v) total = add(total, x[v]);
-  *row_sum = sum(total);
+  store(weight_sums, total);
   for (int v = 0; v < kVectors; ++v) store_bf16(weights + v * kLanes, x[v]);
 }
 
@@ -116,7 +119,7 @@ inline void weigh_values(const bf16* weights, const SpanPages& span, const SpanT
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) store(values + int64_t{r} * task.head_dim + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(values + int64_t{r} * row_floats(task.head_dim) + v * kLanes, sums[r][v]);
   }
 }
 
@@ -124,14 +127,22 @@ template <int kRows>
 inline void attend_tile(const bf16* query, const SpanPages& span, const SpanTask& task, const Partial& out) {
   alignas(64) float scores[kRows][kSpanTokens];
   alignas(64) bf16 weights[kRows][kSpanTokens];
-  for (int p = 0; p * kPageTokens < task.num_tokens; ++p) {
-    score_page<kRows>(query, span.pages[p], task.head_dim, &scores[0][p * kPageTokens]);
+  for (int token = 0; token < task.num_tokens;) {
+    constexpr int kTileTokens = kTileVectors * kLanes;
+    if (task.num_tokens - token > kTileTokens - kPageTokens) {
+      score_tokens<kRows, kTileVectors>(query, span, task, token, scores[0]);
+      token += kTileTokens;
+    } else {
+      score_tokens<kRows, kPageTokens / kLanes>(query, span, task, token, scores[0]);
+      token += kPageTokens;
+    }
   }
   for (int r = 0; r < kRows; ++r) {
-    weigh_scores(scores[r], task.num_tokens, task.scale_log2, weights[r], &out.maxima[r], &out.sums[r]);
+    weigh_scores(scores[r], task.num_tokens, task.scale_log2, weights[r], &out.maxima[r],
+                 out.sums + int64_t{r} * row_floats(task.head_dim) + task.head_dim);
   }
   const auto weigh = [&]<int kVectors>(int first_dim) {
-    weigh_values<kRows, kVectors>(weights[0], span, task, first_dim, out.values + first_dim);
+    weigh_values<kRows, kVectors>(weights[0], span, task, first_dim, out.sums + first_dim);
   };
   int d = 0;
   for (; d + kTileVectors * kLanes <= task.head_dim; d += kTileVectors * kLanes) {

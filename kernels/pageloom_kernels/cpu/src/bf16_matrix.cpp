@@ -18,54 +18,41 @@ constexpr int kTileRows = kLanes == 16 ? 12 : 4;
 // How far ahead of the sums the weights are fetched, in input pairs: 128 bytes of a panel each.
 constexpr int64_t kFetchAhead = 16;
 
-template <int kRows>
-struct Sums {
-  Floats of[kRows][kTileVectors];
-};
-
-// The sums of kRows rows and kTileOutputs outputs, which start at `weights` in a panel.
-template <int kRows>
-inline Sums<kRows> multiply(const bf16* x, int64_t x_stride, const bf16* weights, int64_t num_pairs) {
-  Sums<kRows> sums;
-  for (auto& row : sums.of) {
-    for (Floats& vector : row) vector = zeros();
-  }
-  for (int64_t k = 0; k < num_pairs; ++k, weights += 2 * kPanelOutputs) {
-    Pairs w[kTileVectors];
-    for (int v = 0; v < kTileVectors; ++v) w[v] = load_pairs(weights + 2 * kLanes * v);
-    for (int v = 0; v < kTileVectors * kLanes / 16; ++v) {
-      __builtin_prefetch(weights + kFetchAhead * 2 * kPanelOutputs + 32 * v);
-    }
-    for (int m = 0; m < kRows; ++m) {
-      const Pairs pair = splat_pair(pair_at(x + m * x_stride + 2 * k));
-      for (int v = 0; v < kTileVectors; ++v) sums.of[m][v] = dot_pairs(sums.of[m][v], w[v], pair);
-    }
-  }
-  return sums;
-}
-
-// Runs `multiply` over all rows and all outputs of a panel. `output` takes each row's vectors:
+// Multiplies kRows rows by the kTileOutputs outputs that start at `first` in a panel. `output` takes each row's sums:
 // output(row, first_output, vectors).
 template <int kRows, class Output>
-inline void multiply_tile(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x_stride, int64_t first_row,
-                          const Output& output) {
-  for (int first = 0; first < kPanelOutputs; first += kTileOutputs) {
-    const Sums<kRows> sums = multiply<kRows>(x + first_row * x_stride, x_stride, matrix.panel(panel) + 2 * first,
-                                             matrix.in_features / 2);
-    for (int m = 0; m < kRows; ++m) {
-      output(first_row + m, static_cast<int64_t>(panel) * kPanelOutputs + first, sums.of[m]);
+inline void multiply_tile(const Bf16Matrix& matrix, int panel, int first, const bf16* x, int64_t x_stride,
+                          int64_t first_row, const Output& output) {
+  x += first_row * x_stride;
+  const bf16* weights = matrix.panel(panel) + 2 * first;
+  // Two plain arrays: GCC keeps neither a struct nor a matrix of vectors in registers.
+  Floats low[kRows], high[kRows];
+  for (int m = 0; m < kRows; ++m) low[m] = high[m] = zeros();
+  for (int64_t k = 0; k < matrix.in_features; k += 2, weights += 2 * kPanelOutputs) {
+    const Pairs low_weights = load_pairs(weights), high_weights = load_pairs(weights + 2 * kLanes);
+    for (int line = 0; line < kTileOutputs / 16; ++line) {
+      __builtin_prefetch(weights + kFetchAhead * 2 * kPanelOutputs + 32 * line);
     }
+    for (int m = 0; m < kRows; ++m) {
+      const Pairs pair = splat_pair(pair_at(x + m * x_stride + k));
+      low[m] = dot_pairs(low[m], low_weights, pair);
+      high[m] = dot_pairs(high[m], high_weights, pair);
+    }
+  }
+  for (int m = 0; m < kRows; ++m) {
+    const Floats sums[kTileVectors] = {low[m], high[m]};
+    output(first_row + m, int64_t{panel} * kPanelOutputs + first, sums);
   }
 }
 
 template <int kRows, class Output>
-void multiply_rest(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x_stride, int64_t first_row,
-                   int64_t num_rows, const Output& output) {
+void multiply_rest(const Bf16Matrix& matrix, int panel, int first, const bf16* x, int64_t x_stride,
+                   int64_t first_row, int64_t num_rows, const Output& output) {
   if constexpr (kRows > 0) {
     if (num_rows == kRows) {
-      multiply_tile<kRows>(matrix, panel, x, x_stride, first_row, output);
+      multiply_tile<kRows>(matrix, panel, first, x, x_stride, first_row, output);
     } else {
-      multiply_rest<kRows - 1>(matrix, panel, x, x_stride, first_row, num_rows, output);
+      multiply_rest<kRows - 1>(matrix, panel, first, x, x_stride, first_row, num_rows, output);
     }
   }
 }
@@ -73,11 +60,13 @@ void multiply_rest(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x
 template <class Output>
 void multiply_panel(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t x_stride, int64_t num_rows,
                     const Output& output) {
-  int64_t row = 0;
-  for (; row + kTileRows <= num_rows; row += kTileRows) {
-    multiply_tile<kTileRows>(matrix, panel, x, x_stride, row, output);
+  for (int first = 0; first < kPanelOutputs; first += kTileOutputs) {
+    int64_t row = 0;
+    for (; row + kTileRows <= num_rows; row += kTileRows) {
+      multiply_tile<kTileRows>(matrix, panel, first, x, x_stride, row, output);
+    }
+    multiply_rest<kTileRows - 1>(matrix, panel, first, x, x_stride, row, num_rows - row, output);
   }
-  multiply_rest<kTileRows - 1>(matrix, panel, x, x_stride, row, num_rows - row, output);
 }
 
 }  // namespace
