@@ -64,7 +64,7 @@ class History:
             self.expire: 0.5,
             self.explain: 0.5,
         }
-        self.failure_rate = rng.choice((0.0, 0.0, 0.05))
+        self.failure_rate = rng.choice((0.0, 0.0, 0.1))
 
     def run(self) -> None:
         self.attach()

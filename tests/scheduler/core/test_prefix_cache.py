@@ -179,6 +179,20 @@ class TestPublishing:
         assert num_cached(world, "two") == 0
 
 
+    def test_nothing_of_the_step_after_a_failed_one_is_found_either(self):
+        world = make_world(make_limits(max_num_batched_tokens=4, max_num_steps_in_flight=2), block_size=4)
+        prompt = tuple(range(2, 14))
+        world.submit(make_request("one", prompt=prompt))
+        world.plan("a", failing_slots=[0])
+        world.plan("a")
+        world.commit("a")
+        world.commit("a")
+        assert world.scheduler.stats().workers[0].num_cached_blocks == 0
+        world.submit(make_request("two", prompt=prompt))
+        world.drain()
+        assert num_cached(world, "two") == 0
+
+
 class TestEviction:
     def test_the_tail_of_a_prefix_goes_before_its_head(self):
         world = make_world(block_size=4, num_blocks=8)
