@@ -74,5 +74,5 @@ endif
 
 $(DEV): $(RUNTIME)
 	@echo "Installing the test and lint tools"
-	@$(PIP) $(LOCKED) --editable '.[gateway,worker,dev]'
+	@$(PIP) $(LOCKED) --editable '.[gateway,worker,simulate,dev]'
 	@touch $@

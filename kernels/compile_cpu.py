@@ -45,19 +45,35 @@ class CannotCompile(Exception):
 
 
 def compile_cpu_libraries() -> None:
-    """Leaves one up-to-date library for each instruction set in LIBRARIES. Raises CannotCompile."""
+    """Leaves one up-to-date library for each instruction set in LIBRARIES, or none and raises CannotCompile."""
+    try:
+        _update(_find_compiler())
+    except CannotCompile:
+        shutil.rmtree(LIBRARIES, ignore_errors=True)
+        raise
+
+
+def _find_compiler() -> str:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise CannotCompile(f"they are for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise CannotCompile(f"there is no C++ compiler {compiler!r}; install g++, or name another one in CXX")
+    return compiler
+
+
+def _update(compiler: str) -> None:
     stamp, digest = LIBRARIES / "sources.sha256", _digest(compiler)
     if stamp.exists() and stamp.read_text() == digest and all(_library(name).exists() for name in INSTRUCTION_SETS):
         return
-    shutil.rmtree(LIBRARIES, ignore_errors=True)
-    LIBRARIES.mkdir()
     with tempfile.TemporaryDirectory() as folder:
         _compile(compiler, Path(folder))
+        LIBRARIES.mkdir(exist_ok=True)
+        for name in INSTRUCTION_SETS:
+            # Moved, not overwritten: a process that runs may have the one before mapped.
+            staged = _library(name).with_suffix(".new")
+            shutil.copy(Path(folder) / _library(name).name, staged)
+            staged.replace(_library(name))
     stamp.write_text(digest)
 
 
@@ -71,11 +87,6 @@ def _compile(compiler: str, folder: Path) -> None:
         run_all([_precompile(compiler, name, folder) for name in INSTRUCTION_SETS])
         run_all([_compile_source(compiler, name, source, folder) for source in sources for name in INSTRUCTION_SETS])
         run_all([_link(compiler, name, sources, folder) for name in INSTRUCTION_SETS])
-    for name in INSTRUCTION_SETS:
-        # Moved, not overwritten: a process that runs may have the one before mapped.
-        staged = _library(name).with_suffix(".new")
-        shutil.copy(folder / _library(name).name, staged)
-        staged.replace(_library(name))
 
 
 def _precompile(compiler: str, name: str, folder: Path) -> list[str]:

@@ -1,6 +1,8 @@
-"""Which kernels does the model run on: those of the C++ library, PyTorch's, or Triton's?"""
+"""Which kernels does the model run on, and so in which dtype: the C++ library's, PyTorch's, or Triton's?"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import structlog
 import torch
@@ -8,28 +10,37 @@ import torch
 from pageloom.config import CpuKernels, WorkerConfig
 from pageloom_kernels.cpu.library import NoCpuLibrary, load_cpu_library
 from pageloom_kernels.cpu.thread_pool import ThreadPool
-from worker_svc.models.config import LlamaConfig
+from worker_svc.checkpoint import Checkpoint
+from worker_svc.device import resolve_dtype
 from worker_svc.models.cpu_llama import check_shape
 
 log = structlog.get_logger()
 
 
-def choose_kernels(
-    config: WorkerConfig, model: LlamaConfig, dtype: torch.dtype, device: torch.device, num_threads: int
-) -> tuple[ThreadPool | None, str]:
-    """The library's threads if the model is to run in it, and what to call the kernels.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """`name` is for people. With `cpu_pool`, the threads of the library, the model runs there."""
 
-    Where PyTorch takes the place of the library, the log says why.
-    """
+    name: str
+    dtype: torch.dtype
+    cpu_pool: ThreadPool | None = None
+
+
+def choose_kernels(config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int) -> Kernels:
+    """Where PyTorch takes the place of the library, the log says why."""
+    stored = checkpoint.weights.dtype
+    plain_dtype = resolve_dtype(config.dtype, stored, device, has_library=False)
     if device.type == "cuda":
-        return None, "Triton"
-    if config.cpu_kernels == CpuKernels.torch or dtype != torch.bfloat16:
-        return None, "PyTorch"
+        return Kernels(name="Triton", dtype=plain_dtype)
+    library_dtype = resolve_dtype(config.dtype, stored, device, has_library=True)
+    if config.cpu_kernels == CpuKernels.torch or library_dtype != torch.bfloat16:
+        return Kernels(name="PyTorch", dtype=plain_dtype)
     try:
         library = load_cpu_library()
-        check_shape(model, config.block_size)
+        check_shape(checkpoint.config, config.block_size)
         pool = ThreadPool(library, num_threads)
     except (NoCpuLibrary, MemoryError) as reason:
         log.warning("PyTorch computes instead of the CPU kernels, several times slower", reason=str(reason))
-        return None, "PyTorch"
-    return pool, f"C++ for {library.instruction_set}, {num_threads} threads"
+        return Kernels(name="PyTorch", dtype=plain_dtype)
+    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    return Kernels(name=f"C++ for {library.instruction_set}, {threads}", dtype=library_dtype, cpu_pool=pool)

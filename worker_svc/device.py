@@ -17,12 +17,13 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda and name != "cpu" else torch.device("cpu")
 
 
-def resolve_dtype(name: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, stored: torch.dtype | None, device: torch.device, *, has_library: bool) -> torch.dtype:
     """The dtype that `name` asks for; "auto" decides by what is `stored` (None: quantized).
 
     "auto" keeps the checkpoint's dtype where the device computes in it at full speed. Otherwise, and
-    for quantized weights, it is bfloat16 if the device has it in hardware; else float32 on a CPU and
-    float16 on a GPU. So float16 checkpoints run in bfloat16 or float32 on a CPU.
+    for quantized weights, it is bfloat16 if the device has it in hardware, or if the model runs in the library
+    of CPU kernels; else float32 on a CPU and float16 on a GPU. So float16 checkpoints run in bfloat16 or float32
+    on a CPU.
     """
     if name != "auto":
         return _DTYPES[name]
@@ -31,7 +32,7 @@ def resolve_dtype(name: str, stored: torch.dtype | None, device: torch.device) -
         return half if stored is None or stored == torch.bfloat16 else stored
     if stored == torch.float32:
         return torch.float32
-    return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+    return torch.bfloat16 if has_library or _cpu_has_bfloat16() else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from worker_svc.batch_inputs import build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
 from worker_svc.cpu_kernels import choose_kernels
-from worker_svc.device import dtype_name, resolve_device, resolve_dtype
+from worker_svc.device import dtype_name, resolve_device
 from worker_svc.digest import model_digest
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
@@ -41,34 +41,34 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     files = locate_model(config.model)
     checkpoint = open_checkpoint(files)
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, checkpoint.weights.dtype, device)
     longest = _longest_context(checkpoint, config.max_model_len)
-    cpu_pool, kernels = choose_kernels(config, checkpoint.config, dtype, device, num_threads)
-    log.info("the model runs", device=device.type, dtype=dtype_name(dtype), kernels=kernels)
-    ggml_types = kept_types(config, checkpoint, cpu_pool)
+    kernels = choose_kernels(config, checkpoint, device, num_threads)
+    ggml_types = kept_types(config, checkpoint, kernels.cpu_pool)
+    name = f"{kernels.name}, weights quantized as in the file" if ggml_types else kernels.name
+    log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
     model, weights_bytes = load_model(
         checkpoint,
         num_positions=longest,
-        dtype=dtype,
+        dtype=kernels.dtype,
         device=device,
-        cpu_pool=cpu_pool,
+        cpu_pool=kernels.cpu_pool,
         ggml_types=ggml_types,
         progress=progress,
     )
-    cache = _make_cache(config, model, dtype, device)
+    cache = _make_cache(config, model, kernels.dtype, device)
     info = ModelInfo(
         name=files.name,
-        digest=model_digest(checkpoint.files, dtype, is_quantized=bool(ggml_types)),
+        digest=model_digest(checkpoint.files, kernels.dtype, is_quantized=bool(ggml_types)),
         architecture=checkpoint.architecture,
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
         eos_token_ids=_inside_vocabulary(checkpoint),
-        dtype=dtype_name(dtype),
+        dtype=dtype_name(kernels.dtype),
         weights_bytes=weights_bytes,
     )
     if info.max_model_len < longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, model, cache, device, kernels)
+    return ModelRunner(config, info, model, cache, device, name)
 
 
 class ModelRunner:

@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.machine import Machine
 from benchmarks.simulated import fairness, paged, placement, prefix
 from pageloom.policies import SchedulingPolicy
+from scheduler_svc.simulation.workload import load_trace
 
 app = typer.Typer(
     help="What are the scheduler's parts worth? In virtual time, on GPUs that are not here.",
@@ -50,7 +51,7 @@ def run_paged(
         ours = figures[0]
         _print_table(
             f"{paged.WORKLOADS[name].title}, blocks of {block_size}",
-            "policy|KV waste|lost to holes|holds tokens|running|paged ×|sustained/s|paged ×",
+            "policy|KV\nwaste|lost to\nholes|holds\ntokens|\nrunning|paged\n×|sustained\nrequests/s|paged\n×",
             (
                 (
                     row.kv_policy + (f", {row.allocator}" if row.kv_policy in ("pow2", "oracle") else ""),
@@ -78,7 +79,7 @@ def run_prefix(
     speed_ups = [prefix.speed_up(*hardware, own_len) for hardware in prefix.HARDWARE for own_len in prefix.OWN_LENS]
     _print_table(
         f"Prefill of prompts that share {prefix.PREFIX_LEN} tokens",
-        "hardware|prompts|own tokens|without ms|with ms|speed-up|bound|of bound",
+        "hardware|prompts|own\ntokens|without\nms|with\nms|speed\nup|bound|of\nbound",
         (
             (
                 f"{row.gpu} {row.model}",
@@ -98,9 +99,10 @@ def run_prefix(
         f"Without hits a request takes the scheduler {1e6 * cost.plain_s:,.0f} µs without the cache and "
         f"{1e6 * cost.cached_s:,.0f} µs with it: {cost.share:+.2%} of its {1000 * cost.gpu_s:.0f} ms of GPU time"
     )
-    hits = prefix.hits(mooncake_trace)
+    mooncake = load_trace(mooncake_trace, num_requests=None, request_rate=None, seed=0)
+    hits = prefix.hits(mooncake)
     console.print(
-        f"Of {mooncake_trace}, with memory for all, {hits.simulated:.1%} of prompt tokens are found; an endless cache "
+        f"Of {mooncake.name}, with memory for all, {hits.simulated:.1%} of prompt tokens are found; an endless cache "
         f"would find {hits.infinite_tokens:.1%} of tokens, {hits.infinite_blocks:.1%} of blocks"
     )
     _write(json_file, {"speed_ups": speed_ups, "cost": cost, "hits": hits})
@@ -116,11 +118,12 @@ def run_placement(
     json_file: JsonFile = None,
 ) -> None:
     """Four workers behind one scheduler: which placement finds most of the prompts in a cache."""
-    figures = list(placement.measure(mooncake_trace, num_requests, num_blocks))
+    trace = load_trace(mooncake_trace, num_requests=num_requests, request_rate=None, seed=0)
+    figures = list(placement.measure(trace, num_blocks))
     _print_table(
         f"{placement.NUM_WORKERS} workers of {placement.GPU} with {placement.MODEL}, "
         f"{figures[0].num_kv_tokens:,} tokens of KV memory each",
-        "placement|hit ratio|× round-robin|TTFT mean ms|p50|p99|busy",
+        "placement|hit\nratio|× round-\nrobin|TTFT ms\nmean|p50|p99|busy",
         (
             (
                 row.placement,
@@ -159,7 +162,7 @@ def run_fairness(json_file: JsonFile = None) -> None:
         latencies = fairness.latencies(setting)
         _print_table(
             f"TTFT of a tenant with a tenth of the capacity; {setting.title}",
-            "policy|neighbour|its requests/s|mean ms|p50|p90|p99",
+            "policy|neighbour|its\nreq/s|TTFT ms\nmean|p50|p90|p99",
             (
                 (
                     row.scheduling_policy,

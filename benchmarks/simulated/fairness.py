@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pageloom.policies import SchedulingPolicy
@@ -13,18 +14,18 @@ from scheduler_svc.simulation.trace import Trace, TraceRequest
 from scheduler_svc.simulation.workload import synthetic_trace
 
 LIGHT, HEAVY = "light", "heavy"
-# The first seconds fill an empty machine.
-_SETTLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """ShareGPT-like requests on one GPU. `capacity` is what it serves of them under overload, in requests/s."""
+    """ShareGPT-like requests on one GPU for `duration_s`, of which the first `settled_s` fill an empty machine.
+    `capacity` is what it serves of them under overload, in requests/s."""
 
     title: str
     gpu: str
     model: str
     capacity: float
+    settled_s: float
     duration_s: float
     max_num_seqs: int
 
@@ -32,11 +33,11 @@ class Setting:
 SETTINGS = (
     Setting(
         title="slots bind: Llama-3-8B on H200, 256 slots",
-        gpu="h200", model="llama-3-8b", capacity=63.0, duration_s=40.0, max_num_seqs=256,
+        gpu="h200", model="llama-3-8b", capacity=63.0, settled_s=10.0, duration_s=40.0, max_num_seqs=256,
     ),
     Setting(
         title="KV memory binds: OPT-13B on A100-40GB",
-        gpu="a100-40gb", model="opt-13b", capacity=3.0, duration_s=200.0, max_num_seqs=256,
+        gpu="a100-40gb", model="opt-13b", capacity=3.0, settled_s=30.0, duration_s=200.0, max_num_seqs=256,
     ),
 )  # fmt: skip
 
@@ -68,19 +69,19 @@ class Latency:
 def backlogged(setting: Setting, policy: SchedulingPolicy) -> Shares:
     """The light tenant sends 85% of the capacity, more than its half, and the heavy one ten times that."""
     rate = 0.85 * setting.capacity
-    outcome = _run(setting, policy, rate, 10 * rate)
-    light, heavy = _served(outcome.recorder)
+    outcome = _run(setting, policy, rate, 10 * rate, until_s=setting.duration_s)
+    light, heavy = _served(outcome.recorder, setting.settled_s)
     return Shares(scheduling_policy=policy, num_light_tokens=light, num_heavy_tokens=heavy)
 
 
 def latencies(setting: Setting) -> list[Latency]:
-    """Alone, beside a tenant that takes most of what is left, and beside one that sends ten times what it should."""
+    """Alone, beside a tenant that takes most of what is left, and beside one that sends twenty times as much as it."""
     light_rate = setting.capacity / 10
     cases = (
         (SchedulingPolicy.fair, "none", 0.0),
-        (SchedulingPolicy.fair, "within the capacity", 0.85 * setting.capacity),
-        (SchedulingPolicy.fair, "flood", 10 * setting.capacity),
-        (SchedulingPolicy.fcfs, "flood", 10 * setting.capacity),
+        (SchedulingPolicy.fair, "within capacity", 0.85 * setting.capacity),
+        (SchedulingPolicy.fair, "flood", 2 * setting.capacity),
+        (SchedulingPolicy.fcfs, "flood", 2 * setting.capacity),
     )
     return [
         Latency(
@@ -93,7 +94,9 @@ def latencies(setting: Setting) -> list[Latency]:
     ]
 
 
-def _run(setting: Setting, policy: SchedulingPolicy, light_rate: float, heavy_rate: float) -> Outcome:
+def _run(
+    setting: Setting, policy: SchedulingPolicy, light_rate: float, heavy_rate: float, until_s: float = math.inf
+) -> Outcome:
     config = SimulationConfig(
         trace="",
         gpu=setting.gpu,
@@ -105,7 +108,7 @@ def _run(setting: Setting, policy: SchedulingPolicy, light_rate: float, heavy_ra
     )
     rows = _rows(LIGHT, light_rate, setting.duration_s, seed=0) + _rows(HEAVY, heavy_rate, setting.duration_s, seed=1)
     rows.sort(key=lambda row: row.arrival_s)
-    return simulate(config, Trace(name="two tenants", requests=tuple(rows)))
+    return simulate(config, Trace(name="two tenants", requests=tuple(rows)), until_s)
 
 
 def _rows(tenant: str, rate: float, duration_s: float, seed: int) -> list[TraceRequest]:
@@ -115,11 +118,11 @@ def _rows(tenant: str, rate: float, duration_s: float, seed: int) -> list[TraceR
     return [request._replace(tenant=tenant) for request in trace.requests]
 
 
-def _served(recorder: Recorder) -> tuple[int, int]:
-    """Tokens of (light, heavy) between the settling and the last arrival of the one who sends less long."""
+def _served(recorder: Recorder, settled_s: float) -> tuple[int, int]:
+    """Tokens of (light, heavy) from then to the last arrival of the one who sends less long."""
     tenants = list(recorder.tenants)
     ends = [recorder.arrived_s[recorder.tenant_of == i].max() for i in range(len(tenants))]
-    samples = [sample for sample in recorder.samples if _SETTLED_S <= sample.at_s <= min(ends)]
+    samples = [sample for sample in recorder.samples if settled_s <= sample.at_s <= min(ends)]
     first, last = samples[0].tenant_tokens, samples[-1].tenant_tokens
     light, heavy = tenants.index(LIGHT), tenants.index(HEAVY)
     return last[light] - first[light], last[heavy] - first[heavy]

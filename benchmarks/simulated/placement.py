@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from pageloom.policies import Placement
 from pageloom.simulation_config import SimulationConfig
 from scheduler_svc.simulation.report import Distribution
 from scheduler_svc.simulation.simulate import simulate
-from scheduler_svc.simulation.trace import EXCERPTS, Trace, read_trace
+from scheduler_svc.simulation.trace import Trace
 
 NUM_WORKERS = 4
 GPU, MODEL = "h200", "llama-3.1-8b"
@@ -27,9 +26,8 @@ class Figures:
     busy_share: float
 
 
-def measure(mooncake_trace: str, num_requests: int, num_blocks: int | None) -> Iterator[Figures]:
-    whole = read_trace(EXCERPTS.get(mooncake_trace) or Path(mooncake_trace))
-    trace = Trace(name=whole.name, requests=whole.requests[:num_requests])
+def measure(trace: Trace, num_blocks: int | None) -> Iterator[Figures]:
+    """Placement after placement; `num_blocks` of each worker, by default what the GPU has room for."""
     for placement in (Placement.round_robin, Placement.least_loaded, Placement.cache_aware):
         config = SimulationConfig(
             trace="",

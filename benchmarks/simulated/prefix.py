@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from pageloom.simulation_config import SimulationConfig
 from scheduler_svc.simulation.simulate import Outcome, simulate
-from scheduler_svc.simulation.trace import EXCERPTS, Trace, TraceRequest, read_trace
+from scheduler_svc.simulation.trace import Trace, TraceRequest
 from scheduler_svc.simulation.workload import load_trace
 
 PREFIX_LEN = 1024
@@ -96,8 +95,7 @@ def cost_without_hits(azure_trace: str) -> Cost:
     return Cost(plain_s=best[False] / count, cached_s=best[True] / count, gpu_s=gpu_s / count)
 
 
-def hits(mooncake_trace: str) -> Hits:
-    trace = read_trace(EXCERPTS.get(mooncake_trace) or Path(mooncake_trace))
+def hits(trace: Trace) -> Hits:
     config = SimulationConfig(
         trace="", model="llama-3.1-8b", tensor_parallel_size=4, block_size=128, num_blocks=_ALL_BLOCKS
     )

@@ -48,14 +48,18 @@ def _draw_memory(axes: Axes, recorder: Recorder, num_kv_tokens: int) -> None:
     used = 100 * (allocated - unused) / num_kv_tokens
     axes.fill_between(times, used, color="tab:blue", label="holds tokens")
     axes.set_ylabel("KV memory, %")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(bottom=0)
     axes.legend(loc="upper left")
 
 
 def _draw_load(axes: Axes, recorder: Recorder) -> None:
     times = [sample.at_s for sample in recorder.samples]
-    axes.plot(times, [sample.num_running for sample in recorder.samples], color="tab:blue", label="running")
-    axes.plot(times, [sample.num_waiting for sample in recorder.samples], color="tab:orange", label="waiting")
+    axes.plot(
+        times, [sample.num_running for sample in recorder.samples], color="tab:blue", linewidth=0.8, label="running"
+    )
+    axes.plot(
+        times, [sample.num_waiting for sample in recorder.samples], color="tab:orange", linewidth=0.8, label="waiting"
+    )
     axes.set_ylabel("requests")
     axes.legend(loc="upper left")
 

@@ -61,7 +61,7 @@ class StepTotals:
 
 @dataclass(slots=True)
 class SchedulerTimes:
-    """Wall-clock seconds in the scheduler's calls: the one thing here that differs between equal runs."""
+    """CPU seconds in the scheduler's calls: the one thing here that differs between equal runs."""
 
     submit_s: float = 0.0
     plan_s: float = 0.0

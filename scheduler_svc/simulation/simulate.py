@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,8 +58,9 @@ def prepare_trace(config: SimulationConfig) -> Trace:
     return assign_tenants(trace, weights, config.seed) if weights else trace
 
 
-def simulate(config: SimulationConfig, trace: Trace) -> Outcome:
-    """Runs `trace`, as prepared, to its end. Equal arguments give equal outcomes, but for `scheduler_times`.
+def simulate(config: SimulationConfig, trace: Trace, until_s: float = math.inf) -> Outcome:
+    """Runs `trace`, as prepared, to its end or until then. Equal arguments give equal outcomes, but for
+    `scheduler_times`.
 
     Raises InvalidConfig, or EngineError if the scheduler leaves requests waiting for ever.
     """
@@ -103,7 +105,7 @@ def simulate(config: SimulationConfig, trace: Trace) -> Outcome:
     gc.collect()
     gc.freeze()
     try:
-        end_s = loop.run(requests, recorder)
+        end_s = loop.run(requests, recorder, until_s)
     finally:
         gc.unfreeze()
     return Outcome(summarize(recorder, scheduler.stats(), end_s - trace.requests[0].arrival_s), recorder)

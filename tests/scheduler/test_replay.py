@@ -137,6 +137,11 @@ class TestIdentical:
         assert done.returncode == 0
         assert "the last message is cut off" in done.stdout
 
+    def test_every_method_of_the_core_that_changes_it_is_recorded(self):
+        questions = {"model", "last_step_facts", "num_in_flight", "is_idle", "timelines", "stats"}
+        methods = {name for name in vars(Scheduler) if not name.startswith("_")}
+        assert methods - questions == {name for name in vars(RecordingScheduler) if not name.startswith("_")}
+
     def test_the_header_has_every_limit(self):
         names = {field.name for field in recording_header(make_limits()).limits.DESCRIPTOR.fields}
         assert names == {field.name for field in dataclasses.fields(make_limits())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -30,12 +31,14 @@ def write_gguf(
     model: PreTrainedModel,
     *,
     quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
+    exceptions: Mapping[str, GGMLQuantizationType] | None = None,
     rope_divisors: list[float] | None = None,
     skip: tuple[str, ...] = (),
     **metadata: int | float | str,
 ) -> None:
-    """Writes `model` to `path`. Matrices are quantized, vectors stay float32, tensors in `skip` are left out;
-    `metadata` adds to the keys that describe the model or replaces them, with __ for dots."""
+    """Writes `model` to `path`. Matrices are quantized, the `exceptions` in another way, by the last part of their
+    module's name; vectors stay float32, tensors in `skip` are left out. `metadata` adds to the keys that describe the
+    model or replaces them, with __ for dots."""
     config = model.config
     keys: dict[str, int | float | str] = {
         "block_count": config.num_hidden_layers,
@@ -59,7 +62,8 @@ def write_gguf(
             writer.add_float32(key, value)
     for name, array in _tensors(model).items():
         if name not in skip:
-            kind = quantization if array.ndim > 1 else GGMLQuantizationType.F32
+            kind = (exceptions or {}).get(name.split(".")[-2], quantization)
+            kind = kind if array.ndim > 1 else GGMLQuantizationType.F32
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     if rope_divisors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_divisors, np.float32))

@@ -12,10 +12,11 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from pageloom_kernels.cpu.engine import PackedMatrix, WeightStore
+from pageloom_kernels.cpu.engine import WeightStore
 from pageloom_kernels.cpu.library import CpuLibrary, load_cpu_library
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from tests.kernels.cpu.libraries import INSTRUCTION_SETS, load
+from tests.kernels.cpu.matrices import Multiplier
 
 TYPES = [GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")]
 # Where the half-precision scales of a block lie.
@@ -35,50 +36,8 @@ def library(request: pytest.FixtureRequest) -> CpuLibrary:
     return load(request.param)
 
 
-class Product:
-    """A matrix of some parts in one library, and its products."""
-
-    def __init__(self, library: CpuLibrary, *parts: tuple[GGMLQuantizationType, np.ndarray], num_threads: int = 2):
-        self._library = library
-        self._pool = ThreadPool(library, num_threads)
-        self._store = WeightStore(self._pool)
-        self.matrix: PackedMatrix = self._store.quantized(IN_FEATURES)
-        for kind, blocks in parts:
-            assert self._store.supports(kind, IN_FEATURES)
-            self._store.append(self.matrix, kind, blocks)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._store.num_bytes
-
-    def sums(self, x: Tensor) -> Tensor:
-        result = torch.full((len(x), self.matrix.out_features), torch.nan)
-        self._multiply(x, None, None, 0, result, None)
-        return result
-
-    def rounded(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        # One column more, which must stay as it is.
-        result = torch.full((len(x), self.matrix.out_features + 1), torch.nan, dtype=torch.bfloat16)
-        self._multiply(x, bias, result, result.stride(0), None, None)
-        assert result[:, -1].isnan().all()
-        return result[:, :-1]
-
-    def winners(self, x: Tensor) -> Tensor:
-        result = torch.full((len(x),), -2)
-        self._multiply(x, None, None, 0, None, result)
-        return result
-
-    def row(self, index: int) -> Tensor:
-        result = torch.full((IN_FEATURES,), torch.nan, dtype=torch.bfloat16)
-        self._library.functions.pageloom_matrix_row(self.matrix.handle, index, result.data_ptr())
-        return result
-
-    def _multiply(self, x: Tensor, bias: Tensor | None, y: Tensor | None, y_stride: int, *others: Tensor | None):
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in (bias, y, *others)]
-        assert self._library.functions.pageloom_matrix_product(
-            self._pool.handle, self.matrix.handle, x.data_ptr(), x.stride(0), len(x), *pointers[:2], y_stride,
-            *pointers[2:],
-        )  # fmt: skip
+def multiplier(library: CpuLibrary, *parts: tuple[GGMLQuantizationType, np.ndarray], num_threads: int = 2):
+    return Multiplier(library, parts, in_features=IN_FEATURES, num_threads=num_threads)
 
 
 def random_blocks(kind: GGMLQuantizationType, num_rows: int, seed: int = 0) -> np.ndarray:
@@ -131,7 +90,7 @@ def reference(kind: GGMLQuantizationType) -> Reference:
 @types
 @instruction_sets
 def test_sums_are_those_of_the_dequantized_weights(library, ggml_type):
-    sums = Product(library, (ggml_type, random_blocks(ggml_type, OUT_FEATURES))).sums(random_rows(NUM_ROWS)).numpy()
+    sums = multiplier(library, (ggml_type, random_blocks(ggml_type, OUT_FEATURES))).sums(random_rows(NUM_ROWS)).numpy()
     expected = reference(ggml_type)
     # A code and its offset or minimum are multiplied apart, and the two products are what is rounded.
     magnitude = np.abs(expected.quantized) @ (np.abs(expected.weight) + np.abs(expected.weight).max()).T
@@ -140,7 +99,7 @@ def test_sums_are_those_of_the_dequantized_weights(library, ggml_type):
 
 @types
 def test_quantizing_the_rows_costs_half_a_step_at_most(ggml_type):
-    product = Product(load_cpu_library(), (ggml_type, random_blocks(ggml_type, OUT_FEATURES)))
+    product = multiplier(load_cpu_library(), (ggml_type, random_blocks(ggml_type, OUT_FEATURES)))
     x = random_rows(NUM_ROWS)
     expected = reference(ggml_type)
     bound = expected.steps / 2 @ np.abs(expected.weight).T
@@ -153,7 +112,7 @@ def test_quantizing_the_rows_costs_half_a_step_at_most(ggml_type):
 @types
 @instruction_sets
 def test_rows_are_dequantized_as_gguf_does(library, ggml_type):
-    product = Product(library, (ggml_type, random_blocks(ggml_type, OUT_FEATURES)))
+    product = multiplier(library, (ggml_type, random_blocks(ggml_type, OUT_FEATURES)))
     rows = torch.stack([product.row(index) for index in range(OUT_FEATURES)])
     weight = torch.from_numpy(dequantize(random_blocks(ggml_type, OUT_FEATURES), ggml_type))
     assert torch.equal(rows, weight.to(torch.bfloat16))
@@ -162,27 +121,27 @@ def test_rows_are_dequantized_as_gguf_does(library, ggml_type):
 @types
 def test_results_are_the_same_to_the_last_bit_in_any_company(ggml_type):
     blocks, x = random_blocks(ggml_type, OUT_FEATURES), random_rows(NUM_ROWS)
-    product = Product(load_cpu_library(), (ggml_type, blocks))
+    product = multiplier(load_cpu_library(), (ggml_type, blocks))
     together = product.sums(x)
     assert together.isfinite().all()
     for first, last in ((0, 1), (1, 3), (5, 12), (20, 36), (3, 36)):
         assert torch.equal(product.sums(x[first:last]), together[first:last])
-    assert torch.equal(Product(load_cpu_library(), (ggml_type, blocks), num_threads=1).sums(x), together)
-    assert torch.equal(Product(load_cpu_library(), (ggml_type, blocks), num_threads=5).sums(x), together)
+    assert torch.equal(multiplier(load_cpu_library(), (ggml_type, blocks), num_threads=1).sums(x), together)
+    assert torch.equal(multiplier(load_cpu_library(), (ggml_type, blocks), num_threads=5).sums(x), together)
 
 
 @types
 def test_instruction_sets_give_the_same_bits(ggml_type):
     blocks, x = random_blocks(ggml_type, OUT_FEATURES), random_rows(NUM_ROWS)
-    widest = Product(load_cpu_library(), (ggml_type, blocks)).sums(x)
-    assert torch.equal(Product(load("avx2"), (ggml_type, blocks)).sums(x), widest)
-    assert torch.equal(Product(load("avx512"), (ggml_type, blocks)).sums(x), widest)
+    widest = multiplier(load_cpu_library(), (ggml_type, blocks)).sums(x)
+    assert torch.equal(multiplier(load("avx2"), (ggml_type, blocks)).sums(x), widest)
+    assert torch.equal(multiplier(load("avx512"), (ggml_type, blocks)).sums(x), widest)
 
 
 @instruction_sets
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_outputs_are_rounded_once(library, has_bias):
-    product = Product(library, (TYPES[1], random_blocks(TYPES[1], OUT_FEATURES)))
+    product = multiplier(library, (TYPES[1], random_blocks(TYPES[1], OUT_FEATURES)))
     x = random_rows(NUM_ROWS)
     bias = torch.randn(OUT_FEATURES, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     sums = product.sums(x)
@@ -193,22 +152,22 @@ def test_outputs_are_rounded_once(library, has_bias):
 @instruction_sets
 def test_parts_of_different_types_lie_below_each_other(library):
     parts = [(kind, random_blocks(kind, 5 + 9 * index, seed=index)) for index, kind in enumerate(TYPES)]
-    product, x = Product(library, *parts), random_rows(NUM_ROWS)
-    alone = [Product(library, part) for part in parts]
+    product, x = multiplier(library, *parts), random_rows(NUM_ROWS)
+    alone = [multiplier(library, part) for part in parts]
     assert torch.equal(product.sums(x), torch.cat([one.sums(x) for one in alone], dim=1))
     assert torch.equal(product.row(5 + 14 + 2), alone[2].row(2))
 
 
 @instruction_sets
 def test_the_largest_output_wins(library):
-    product, x = Product(library, (TYPES[2], random_blocks(TYPES[2], OUT_FEATURES))), random_rows(NUM_ROWS)
+    product, x = multiplier(library, (TYPES[2], random_blocks(TYPES[2], OUT_FEATURES))), random_rows(NUM_ROWS)
     assert torch.equal(product.winners(x), product.sums(x).argmax(dim=1))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @instruction_sets
 def test_a_row_that_is_not_finite_is_lost_alone(library, value):
-    product, x = Product(library, (TYPES[4], random_blocks(TYPES[4], OUT_FEATURES))), random_rows(NUM_ROWS)
+    product, x = multiplier(library, (TYPES[4], random_blocks(TYPES[4], OUT_FEATURES))), random_rows(NUM_ROWS)
     sums = product.sums(x)
     x[7, 300] = value
     damaged = product.sums(x)
@@ -222,7 +181,7 @@ def test_a_row_that_is_not_finite_is_lost_alone(library, value):
 def test_blocks_stay_as_small_as_they_are(ggml_type):
     blocks = random_blocks(ggml_type, 4 * 16)
     # K blocks hold 6 bits of a scale in a byte.
-    assert blocks.nbytes <= Product(load_cpu_library(), (ggml_type, blocks)).num_bytes <= 1.04 * blocks.nbytes
+    assert blocks.nbytes <= multiplier(load_cpu_library(), (ggml_type, blocks)).store.num_bytes <= 1.04 * blocks.nbytes
 
 
 def test_other_types_and_parts_of_blocks_have_no_kernel():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -12,12 +12,12 @@ from pageloom.outputs import ChoiceFinished, FinishReason
 from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
 from pageloom.policies import SchedulingPolicy
 from pageloom.requests import GenerateRequest
-from pageloom.timeline import WaitReason
 from pageloom.wire.record import RecordedCall
 from scheduler_svc.core import Ending, Limits, NewTokens, invariants
 from scheduler_svc.recording import RecordingScheduler
 from scheduler_svc.rerun import rerun
-from tests.scheduler.core.paper_attachment import Flight, PaperAttachment, Stream
+from tests.scheduler.core.paper_attachment import PaperAttachment, Stream
+from tests.scheduler.core.queue_checks import check_passing
 from tests.scheduler.core.timeline_checks import check_timeline
 from tests.support.paper_model import PAPER_MODEL, solo_run
 
@@ -159,7 +159,8 @@ class PaperWorld:
             assert len(attachment.flights) < self.limits.max_num_steps_in_flight, "too many steps in flight"
             attachment.take_off(plan, failing_slots)
             self.num_steps += 1
-            self._check_passing(attachment, plan)
+            if self._epoch == 1 and self.limits.scheduling_policy is SchedulingPolicy.fcfs:
+                check_passing(self.scheduler, attachment, plan, self._open.values())
         assert self.scheduler.num_in_flight(worker_id) == len(attachment.flights)
         self._check()
         return plan
@@ -250,32 +251,6 @@ class PaperWorld:
         outcome = rerun(map(RecordedCall.FromString, self.recorded), self.limits)
         assert outcome.difference is None, f"replayed otherwise: {outcome.difference}"
         assert outcome.num_plans == self.num_steps
-
-    def _check_passing(self, attachment: PaperAttachment, plan: BatchPlan) -> None:
-        """Who waits for blocks is passed by others with no more blocks than it needs itself.
-
-        Only where order and place are plain: first come, first served, on the only worker that ever was.
-        """
-        if self._epoch > 1 or self.limits.scheduling_policy is not SchedulingPolicy.fcfs:
-            return
-        block_size = attachment.hello.cache.block_size
-        for admission in plan.admissions:
-            admitted = self._stream_of(admission)
-            admitted.num_passed_blocks = 0
-            num_new_blocks = len(admission.block_ids) - admission.num_computed_tokens // block_size
-            for stream in self._waits_for_blocks(before=admitted):
-                stream.num_passed_blocks += num_new_blocks
-                num_needed_blocks = -(-(stream.num_prompt_tokens + len(stream.token_ids)) // block_size)
-                assert stream.num_passed_blocks <= num_needed_blocks, f"{stream.request_id} is passed too often"
-
-    def _waits_for_blocks(self, before: Stream) -> Iterator[Stream]:
-        bound = [stream for attachment in self.workers.values() for stream in attachment.streams.values()]
-        for stream in self._open.values():
-            if stream.key < before.key and stream not in bound:
-                timelines = self.scheduler.timelines(stream.request_id)
-                assert timelines is not None
-                if timelines[stream.choice_index].waits[-1].reason is WaitReason.BLOCKS:
-                    yield stream
 
     def _record(self, call: RecordedCall) -> bool:
         self.recorded.append(call.SerializeToString())
@@ -400,6 +375,3 @@ class PaperWorld:
 
     def _tell(self, what: str, value: object) -> None:
         self.story.append((what, value))
-
-
-__all__ = ["Flight", "PaperWorld", "Stream"]

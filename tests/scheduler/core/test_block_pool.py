@@ -33,6 +33,14 @@ class TestOrder:
             pool.release(block_id, worth_keeping=False)
         assert pool.take(3) == [0, 1, 3]
 
+    def test_so_do_evicted_ones_among_empty_ones(self):
+        pool = BlockPool(4)
+        pool.take(4)
+        pool.release(3, worth_keeping=False)
+        pool.release(2, worth_keeping=True)
+        pool.release(0, worth_keeping=True)
+        assert pool.take(3) == [0, 2, 3]
+
     def test_blocks_that_follow_come_first(self):
         pool = BlockPool(8)
         pool.take(8)
@@ -107,3 +115,15 @@ def test_a_lone_sequence_is_one_run():
         block_ids = world.workers["a"].worker.slots[0].block_ids
     assert len(block_ids) == 13
     assert num_runs(block_ids) == 1
+
+
+def test_a_table_grows_by_the_block_that_follows_even_if_lower_ones_are_free():
+    world = make_world(make_limits(enable_prefix_caching=False), block_size=4, num_blocks=64)
+    world.submit(make_request("low", prompt=12, max_tokens=20))
+    world.submit(make_request("high", prompt=12, max_tokens=20))
+    world.step()
+    world.cancel("low")
+    while world.step() is not None:
+        block_ids = world.workers["a"].worker.slots[1].block_ids
+        assert num_runs(block_ids) == 1
+    assert len(block_ids) == 8

@@ -108,13 +108,15 @@ class TestLoad:
 
 
 class TestHomeWithoutRoom:
-    def test_another_worker_takes_what_the_home_has_no_slot_for(self):
-        world = two_workers(make_limits(max_num_seqs=1))
-        warm(world, "a")
-        for index in range(2):
-            world.submit(make_request(f"same{index}", prompt=(*PREFIX, 35 + index)))
-        admitted = where(world)
-        assert sorted(admitted.values()) == ["a", "b"]
+    @pytest.mark.parametrize("max_num_seqs", [1, 8], ids=["no slot", "no blocks"])
+    def test_another_worker_takes_what_the_home_has_no_room_for(self, max_num_seqs: int):
+        world = PaperWorld(make_limits(max_num_seqs=max_num_seqs))
+        world.attach(paper_hello("a", block_size=4, num_blocks=16))
+        for request_id in ("first", "second"):
+            world.submit(make_request(request_id, prompt=40, max_tokens=16))
+        assert where(world) == {"first": "a"}
+        world.attach(paper_hello("b", block_size=4, num_blocks=16))
+        assert where(world) == {"second": "b"}
         world.drain()
 
     def test_but_not_what_it_has_room_for(self):
@@ -123,17 +125,6 @@ class TestHomeWithoutRoom:
         world.submit(make_request("same", prompt=(*PREFIX, 35)))
         assert world.plan("b") is None
         assert world.admitted(world.step("a")) == ["same"]
-        world.drain()
-
-    def test_another_takes_what_the_home_has_no_blocks_for(self):
-        world = two_workers(num_blocks=(16, 16))
-        world.submit(make_request("first", prompt=40, max_tokens=16))
-        world.submit(make_request("second", prompt=40, max_tokens=16))
-        admitted = where(world)
-        assert sorted(admitted.values()) == ["a", "b"]
-        world.submit(make_request("third", prompt=30, max_tokens=4))
-        while world.waiting:
-            where(world)
         world.drain()
 
     def test_a_request_too_large_for_one_never_goes_there(self):

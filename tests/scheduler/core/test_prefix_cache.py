@@ -178,7 +178,6 @@ class TestPublishing:
         world.drain()
         assert num_cached(world, "two") == 0
 
-
     def test_nothing_of_the_step_after_a_failed_one_is_found_either(self):
         world = make_world(make_limits(max_num_batched_tokens=4, max_num_steps_in_flight=2), block_size=4)
         prompt = tuple(range(2, 14))

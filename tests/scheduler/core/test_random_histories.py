@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.scheduler.core.histories import run_history
 
+ROOT = Path(__file__).parents[3]
 NUM_HISTORIES = 5000
 NUM_SHARDS = 10
 
@@ -28,5 +30,5 @@ def digest(num_histories: int) -> str:
 def test_another_process_decides_the_same():
     """Nothing depends on the order of a set of strings, which differs from process to process."""
     code = "from tests.scheduler.core.test_random_histories import digest; print(digest(60))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert other.stdout.strip() == digest(60)

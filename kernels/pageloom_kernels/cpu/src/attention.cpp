@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "attention_item.h"
 #include "attention_plan.h"
 
@@ -22,11 +20,7 @@ void merge_parts(const AttentionPlan& plan, const AttentionMerge& merge, int hea
       accumulate(total, rows_from(partial_at(memory, part_rows), first, head_dim), num_rows, head_dim);
     }
   }
-  for (int row = 0; row < merge.num_rows; ++row) {
-    const int query_row = plan.rows[merge.first_row + row].query_row;
-    finish(rows_from(total, row * group, head_dim), group, head_dim,
-           layer.output + query_row * layer.output_stride + int64_t{head} * group * head_dim);
-  }
+  write_outputs(plan, layer, merge.first_row, merge.num_rows, head, total);
 }
 
 }  // namespace

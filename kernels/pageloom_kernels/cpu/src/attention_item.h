@@ -1,4 +1,4 @@
-// How does a thread do one item of attention? Span by span, and the item's KV heads in each.
+// How does a thread do one item of attention? Span by span, and in each span the item's KV heads.
 #pragma once
 
 #include "attention_plan.h"
@@ -15,149 +15,147 @@ struct AttentionLayer {
   float* partials;
 };
 
-// What an item needs while it is computed, all of it in floats: the queries of all its heads, and where no partials
-// are kept, the span's and the sums of all heads.
-inline int64_t query_floats(int num_rows, int head_dim) { return (int64_t{num_rows} * head_dim + 31) / 32 * 16; }
-inline int64_t item_floats(const AttentionShape& shape, const AttentionItem& item) {
-  const int num_rows = item.num_rows * (shape.num_heads / shape.num_kv_heads);
-  const int num_heads = item.end_head - item.first_head;
-  const int64_t queries = num_heads * query_floats(num_rows, shape.head_dim);
-  return queries + (item.partials < 0 ? (num_heads + 1) * partial_floats(num_rows, shape.head_dim) : 0);
+// Tokens of AttentionPlan::rows to their places in the output.
+inline void write_outputs(const AttentionPlan& plan, const AttentionLayer& layer, int first_row, int num_rows, int head,
+                          const Partial& total) {
+  const int group = plan.group(), head_dim = plan.shape.head_dim;
+  for (int i = 0; i < num_rows; ++i) {
+    bf16* output = layer.output + plan.rows[first_row + i].query_row * layer.output_stride;
+    finish(rows_from(total, i * group, head_dim), group, head_dim, output + int64_t{head} * group * head_dim);
+  }
 }
+
+// What is in a thread's scratch while it does an item, in floats: the queries of all of the item's heads, and if it
+// keeps no partials, the total of each head and one span's part.
+struct ItemMemory {
+  int64_t query_floats, partial_floats, num_heads;
+  bool keeps_partials;
+
+  ItemMemory(const AttentionShape& shape, const AttentionItem& item)
+      : num_heads(item.end_head - item.first_head), keeps_partials(item.partials >= 0) {
+    const int num_rows = item.num_rows * (shape.num_heads / shape.num_kv_heads);
+    constexpr int64_t kAlignment = kScratchAlignment / sizeof(float);
+    const int64_t query_bytes = int64_t{num_rows} * shape.head_dim * static_cast<int64_t>(sizeof(Factor));
+    query_floats = (query_bytes / static_cast<int64_t>(sizeof(float)) + kAlignment - 1) / kAlignment * kAlignment;
+    partial_floats = pageloom::partial_floats(num_rows, shape.head_dim);
+  }
+  int64_t totals() const { return num_heads * query_floats; }
+  int64_t part() const { return totals() + num_heads * partial_floats; }
+  int64_t end() const { return keeps_partials ? totals() : part() + partial_floats; }
+};
 
 class ItemAttention {
  public:
   ItemAttention(const AttentionPlan& plan, const AttentionItem& item, const AttentionLayer& layer, float* scratch)
-      : plan_(plan), item_(item), layer_(layer), rows_(plan.rows.data() + item.first_row), head_dim_(plan.shape.head_dim),
-        num_rows_(item.num_rows * plan.group()), queries_(scratch),
-        totals_(scratch + (item.end_head - item.first_head) * query_floats(num_rows_, head_dim_)),
-        part_floats_(partial_floats(num_rows_, head_dim_)) {}
+      : plan_(plan),
+        item_(item),
+        layer_(layer),
+        scratch_(scratch),
+        memory_(plan.shape, item),
+        rows_(plan.rows.data() + item.first_row),
+        num_rows_(item.num_rows * plan.group()),
+        head_dim_(plan.shape.head_dim),
+        arithmetic_{head_dim_, plan.shape.scale * 1.44269504f} {}
 
   void run() {
-    gather_queries();
-    if (!keeps_partials()) {
-      for (int head = item_.first_head; head < item_.end_head; ++head) clear(total(head), num_rows_, head_dim_);
+    for (int head = item_.first_head; head < item_.end_head; ++head) {
+      gather_queries(head);
+      if (!memory_.keeps_partials) clear(total(head), num_rows_, head_dim_);
     }
-    for (int span = item_.first_span; span < item_.end_span; ++span) attend(span);
-    if (!keeps_partials()) {
-      for (int head = item_.first_head; head < item_.end_head; ++head) write_output(head);
+    for (int span = item_.first_span; span < item_.end_span; ++span) {
+      fetch(span);
+      for (int head = item_.first_head; head < item_.end_head; ++head) {
+        attend(span, head);
+        if (!memory_.keeps_partials) accumulate(total(head), part(span, head), num_rows_, head_dim_);
+      }
+    }
+    for (int head = item_.first_head; head < item_.end_head; ++head) {
+      if (!memory_.keeps_partials) {
+        write_outputs(plan_, layer_, item_.first_row, item_.num_rows, head, total(head));
+      }
     }
   }
 
  private:
-  bool keeps_partials() const { return item_.partials >= 0; }
-
-  bf16* queries(int head) const {
-    return reinterpret_cast<bf16*>(queries_ + (head - item_.first_head) * query_floats(num_rows_, head_dim_));
+  Factor* queries(int head) const {
+    return reinterpret_cast<Factor*>(scratch_ + (head - item_.first_head) * memory_.query_floats);
   }
   Partial total(int head) const {
-    return partial_at(totals_ + (head - item_.first_head) * part_floats_, num_rows_);
+    const int64_t index = head - item_.first_head;
+    return partial_at(scratch_ + memory_.totals() + index * memory_.partial_floats, num_rows_);
   }
   Partial part(int span, int head) const {
-    float* memory = totals_ + (item_.end_head - item_.first_head) * part_floats_;
-    if (keeps_partials()) {
-      const int64_t index = int64_t{span - item_.first_span} * plan_.shape.num_kv_heads + head;
-      memory = layer_.partials + item_.partials + index * part_floats_;
-    }
-    return partial_at(memory, num_rows_);
+    if (!memory_.keeps_partials) return partial_at(scratch_ + memory_.part(), num_rows_);
+    const int64_t index = int64_t{span - item_.first_span} * plan_.shape.num_kv_heads + head;
+    return partial_at(layer_.partials + item_.partials + index * memory_.partial_floats, num_rows_);
   }
 
-  void gather_queries() {
-    const int64_t group_elements = int64_t{plan_.group()} * head_dim_;
-    for (int head = item_.first_head; head < item_.end_head; ++head) {
-      for (int row = 0; row < item_.num_rows; ++row) {
-        std::memcpy(queries(head) + row * group_elements,
-                    layer_.query + rows_[row].query_row * layer_.query_stride + head * group_elements,
-                    sizeof(bf16) * group_elements);
-      }
+  void gather_queries(int head) {
+    const int64_t elements = int64_t{plan_.group()} * head_dim_;
+    for (int i = 0; i < item_.num_rows; ++i) {
+      const bf16* query = layer_.query + rows_[i].query_row * layer_.query_stride;
+      copy_factors(queries(head) + i * elements, query + head * elements, elements);
     }
   }
 
+  // Tokens of the span that row i sees.
+  int num_tokens(int span, int i) const { return std::min(rows_[i].num_visible - span * kSpanTokens, kSpanTokens); }
+  int num_pages(int span) const {
+    return (num_tokens(span, item_.num_rows - 1) + kPageTokens - 1) / kPageTokens;
+  }
   const bf16* page(int span, int index) const {
     const int token = span * kSpanTokens + index * kPageTokens;
-    const int64_t pages_per_block = plan_.block_size / kPageTokens;
-    const int64_t number = item_.blocks[token / plan_.block_size] * pages_per_block +
-                           token % plan_.block_size / kPageTokens;
-    return layer_.kv + number * page_elements(plan_.shape.num_kv_heads, head_dim_);
+    const int64_t first_page = int64_t{item_.blocks[token / plan_.block_size]} * (plan_.block_size / kPageTokens);
+    const int64_t page = first_page + token % plan_.block_size / kPageTokens;
+    return layer_.kv + page * page_elements(plan_.shape.num_kv_heads, head_dim_);
   }
 
-  void attend(int span) {
-    const int first_token = span * kSpanTokens;
-    const int num_tokens = std::min(rows_[item_.num_rows - 1].num_visible - first_token, kSpanTokens);
-    const int num_pages = (num_tokens + kPageTokens - 1) / kPageTokens;
-    const bf16* pages[kSpanPages];
-    for (int p = 0; p < num_pages; ++p) {
-      pages[p] = page(span, p);
-#ifdef TOUCH
-      touch(pages[p] + head_offset(item_.first_head, head_dim_), head_offset(item_.end_head - item_.first_head, head_dim_));
-#endif
-    }
-#ifdef WARM
-    if (span + 1 < item_.end_span) {
-      for (int p = 0; p < kSpanPages; ++p) {
-        const bf16* next = page(span + 1, p);
-        const int64_t n = head_offset(item_.end_head - item_.first_head, head_dim_);
-        next += head_offset(item_.first_head, head_dim_);
-        for (int64_t i = 0; i < n; i += WARM) _mm_prefetch((const char*)(next + i), _MM_HINT_T1);
+  // Reads all of the span before anything is computed: only loads that do not wait for each other use all of the
+  // memory's bandwidth.
+  void fetch(int span) const {
+    const int64_t first = head_offset(item_.first_head, head_dim_), end = head_offset(item_.end_head, head_dim_);
+    constexpr int64_t kLine = 64 / sizeof(bf16);
+    for (int p = 0; p < num_pages(span); ++p) {
+      const bf16* memory = page(span, p);
+      Pairs any[4] = {};
+      for (int64_t i = first; i < end; i += 4 * kLine) {
+        for (int j = 0; j < 4; ++j) any[j] |= load_pairs(memory + i + j * kLine);
       }
+      // As if they were used, or the compiler would leave them out.
+      asm volatile("" ::"v"(any[0] | any[1] | any[2] | any[3]));
     }
-#endif
-    for (int head = item_.first_head; head < item_.end_head; ++head) {
-      SpanPages span_pages{};
-      for (int p = 0; p < num_pages; ++p) span_pages.pages[p] = pages[p] + head_offset(head, head_dim_);
-      attend(head, first_token, span_pages, part(span, head));
+    if (span + 1 == item_.end_span) return;
+    // Some lines of the next span for the processor's own prefetcher, and its addresses for the TLB.
+    constexpr int64_t kDistance = 1024 / sizeof(bf16);
+    for (int p = 0; p < num_pages(span + 1); ++p) {
+      const bf16* memory = page(span + 1, p);
+      for (int64_t i = first; i < end; i += kDistance) _mm_prefetch(memory + i, _MM_HINT_T1);
     }
   }
 
-#ifdef TOUCH
-  static void touch(const bf16* p, int64_t n) {
-#if TOUCH == 1
-    __m512i x0 = _mm512_setzero_si512(), x1 = x0, x2 = x0, x3 = x0;
-    for (int64_t i = 0; i < n; i += 128) {
-      x0 = _mm512_xor_si512(x0, _mm512_loadu_si512(p + i));
-      x1 = _mm512_xor_si512(x1, _mm512_loadu_si512(p + i + 32));
-      x2 = _mm512_xor_si512(x2, _mm512_loadu_si512(p + i + 64));
-      x3 = _mm512_xor_si512(x3, _mm512_loadu_si512(p + i + 96));
-    }
-    __m512i x = _mm512_xor_si512(_mm512_xor_si512(x0, x1), _mm512_xor_si512(x2, x3));
-    asm volatile("" ::"v"(x));
-#else
-    for (int64_t i = 0; i < n; i += 32) _mm_prefetch((const char*)(p + i), TOUCH == 2 ? _MM_HINT_T0 : _MM_HINT_T1);
-#endif
-  }
-#endif
-
-  void attend(int head, int first_token, const SpanPages& pages, const Partial& out) {
-    SpanTask task{kSpanTokens, head_dim_, plan_.shape.scale * 1.44269504f};
-    if (rows_[0].num_visible - first_token >= kSpanTokens) {
-      attend_span(queries(head), num_rows_, pages, task, out);
-    } else {
-      // Tokens of the tile that end in this span see different parts of it.
-      for (int row = 0; row < item_.num_rows; ++row) {
-        const int first = row * plan_.group();
-        task.num_tokens = std::min(rows_[row].num_visible - first_token, kSpanTokens);
-        attend_span(queries(head) + int64_t{first} * head_dim_, plan_.group(), pages, task,
-                    rows_from(out, first, head_dim_));
-      }
-    }
-    if (!keeps_partials()) accumulate(total(head), out, num_rows_, head_dim_);
-  }
-
-  void write_output(int head) {
-    for (int row = 0; row < item_.num_rows; ++row) {
-      finish(rows_from(total(head), row * plan_.group(), head_dim_), plan_.group(), head_dim_,
-             layer_.output + rows_[row].query_row * layer_.output_stride + int64_t{head} * plan_.group() * head_dim_);
+  void attend(int span, int head) const {
+    const Partial out = part(span, head);
+    Span head_span{};
+    for (int p = 0; p < num_pages(span); ++p) head_span.pages[p] = page(span, p) + head_offset(head, head_dim_);
+    head_span.num_tokens = num_tokens(span, 0);
+    if (head_span.num_tokens == kSpanTokens) return arithmetic_.attend(queries(head), num_rows_, head_span, out);
+    // Its tokens end in this span: each sees another part of it, with all heads of the group.
+    for (int i = 0; i < item_.num_rows; ++i) {
+      const int row = i * plan_.group();
+      head_span.num_tokens = num_tokens(span, i);
+      arithmetic_.attend(queries(head) + int64_t{row} * head_dim_, plan_.group(), head_span,
+                         rows_from(out, row, head_dim_));
     }
   }
 
   const AttentionPlan& plan_;
   const AttentionItem& item_;
   const AttentionLayer& layer_;
-  const AttentionRow* rows_;
-  const int head_dim_, num_rows_;
-  float* queries_;
-  float* totals_;
-  const int64_t part_floats_;
+  float* const scratch_;
+  const ItemMemory memory_;
+  const AttentionRow* const rows_;
+  const int num_rows_, head_dim_;
+  const SpanAttention arithmetic_;
 };
 
 }  // namespace pageloom

@@ -30,14 +30,13 @@ inline Partial rows_from(const Partial& partial, int first, int head_dim) {
 // 2^x for x <= 0 within 3e-6; below -126 the result is that of -126, the smallest normal number. A NaN stays one.
 inline Floats power_of_two(Floats x) {
   x = maximum(splat(-126.0f), x);
-  const Floats magic = splat(12582912.0f);
-  const Floats t = add(x, magic);
-  const Floats f = sub(x, sub(t, magic));
+  const Floats n = round_to_integer(x);
+  const Floats f = sub(x, n);
   Floats p = splat(9.5828532e-3f);
   for (const float coefficient : {5.5906426e-2f, 2.4024099e-1f, 6.9312419e-1f, 1.0f}) {
     p = multiply_add(p, f, splat(coefficient));
   }
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+  return scale_by_power(p, n);
 }
 
 // Sums over no tokens.

@@ -39,7 +39,7 @@ class Planner {
     add_light();
     deal_items();
     for (const AttentionItem& item : plan_.items) {
-      plan_.thread_floats = std::max(plan_.thread_floats, item_floats(plan_.shape, item));
+      plan_.thread_floats = std::max(plan_.thread_floats, ItemMemory(plan_.shape, item).end());
     }
     for (const AttentionMerge& merge : plan_.merges) {
       plan_.thread_floats = std::max(plan_.thread_floats, span_floats(merge.num_rows) / num_heads_);
