@@ -13,6 +13,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^torch==/torch==/p' deploy/constraints.txt)
 RUNTIME := $(VENV)/.runtime-gpu$(GPU)
 DEV := $(VENV)/.dev-gpu$(GPU)
+CPU_KERNELS := $(VENV)/.cpu-kernels
 ARGS ?=
 
 .PHONY: help serve test soak check format protos release-protos lock clean
@@ -20,10 +21,10 @@ ARGS ?=
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
-serve: $(RUNTIME) ## Serve the default model, or: make serve ARGS="MODEL --port 8300"
+serve: $(RUNTIME) $(CPU_KERNELS) ## Serve the default model, or: make serve ARGS="MODEL --port 8300"
 	@exec $(BIN)/pageloom serve --end-with-parent $(ARGS)
 
-test: $(DEV) ## Run every test
+test: $(DEV) $(CPU_KERNELS) ## Run every test
 	@$(BIN)/python -m pytest $(ARGS)
 
 soak: $(DEV) ## 100,000 random histories of the scheduler core, half an hour; ARGS="--histories 1000"
@@ -55,8 +56,8 @@ endif
 	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > deploy/constraints.new
 	@mv deploy/constraints.new deploy/constraints.txt
 
-clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove the virtual environment, the CPU kernels and caches
+	rm -rf $(VENV) kernels/pageloom_kernels/cpu/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(RUNTIME): pyproject.toml deploy/constraints.txt
 	@echo "Setting up $(VENV) (once, about a minute, 2 GB)"
@@ -76,3 +77,7 @@ $(DEV): $(RUNTIME)
 	@echo "Installing the test and lint tools"
 	@$(PIP) $(LOCKED) --editable '.[gateway,worker,simulate,dev]'
 	@touch $@
+
+# The installation has built them; this does it again after a change, and says why if it cannot.
+$(CPU_KERNELS): $(RUNTIME) kernels/compile_cpu.py $(wildcard kernels/pageloom_kernels/cpu/src/*)
+	@$(BIN)/python kernels/compile_cpu.py && touch $@ || true

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
-from pageloom.config import CpuKernels, Quantization, WorkerConfig
+from pageloom.config import DEFAULT_BLOCK_SIZE, CpuKernels, Quantization, WorkerConfig
 from pageloom.plan import Admission, BatchPlan
 from pageloom.sampling_params import SamplingParams
 from worker_svc.runner import ModelRunner, load_runner
@@ -76,6 +76,8 @@ def _measure(path: str, model: str, num_steps: int, num_prefills: int, num_threa
         device="cpu",
         dtype="bfloat16",
         num_threads=num_threads,
+        # As many as the largest batch takes, so that it has touched them all before the prefills are measured.
+        num_blocks=max(BATCH_SIZES) * -(-(CONTEXT + num_steps) // DEFAULT_BLOCK_SIZE),
         max_num_seqs=max(BATCH_SIZES),
         max_num_batched_tokens=max(PREFILL_LENS),
         cpu_kernels=cpu_kernels.value,

@@ -21,8 +21,6 @@ from scheduler_svc.simulation.workload import DATASETS, at_rate, synthetic_trace
 
 # Some eight times what a request has for itself.
 MAX_NORMALISED_LATENCY_S = 0.2
-NUM_OVERLOAD_REQUESTS = 1000
-NUM_RATE_REQUESTS = 600
 NUM_BISECTIONS = 5
 # The policies that know the future come with the paper's allocator too.
 POLICIES = (
@@ -38,7 +36,8 @@ POLICIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A trace on hardware. Requests longer than `max_model_len` are left out."""
+    """A trace on hardware. Requests longer than `max_model_len` are left out; `num_requests` of the others come at
+    `overload_rate`, and 60% of those in the search for the rate that is sustained."""
 
     title: str
     trace: str
@@ -48,6 +47,7 @@ class Workload:
     num_kv_tokens: int
     max_model_len: int
     overload_rate: float
+    num_requests: int = 1000
 
 
 AZURE = "azure"
@@ -70,7 +70,7 @@ WORKLOADS = {
     "alpaca-opt-13b": Workload(
         title="Alpaca-like lengths, OPT-13B on A100-40GB",
         trace="alpaca", gpu="a100-40gb", model="opt-13b", num_gpus=1, num_kv_tokens=15_696, max_model_len=2048,
-        overload_rate=200.0,
+        overload_rate=100.0, num_requests=4000,
     ),
 }  # fmt: skip
 
@@ -94,7 +94,7 @@ def measure(workload: Workload, azure_trace: str, block_size: int) -> Iterator[F
     trace = _trace(workload, azure_trace)
     for kv_policy, allocator in POLICIES:
         config = _config(workload, block_size, kv_policy=kv_policy, allocator=allocator)
-        overload = simulate(config, at_rate(_head(trace, NUM_OVERLOAD_REQUESTS), workload.overload_rate)).report
+        overload = simulate(config, at_rate(trace, workload.overload_rate)).report
         yield Figures(
             kv_policy=kv_policy,
             allocator=allocator,
@@ -103,7 +103,7 @@ def measure(workload: Workload, azure_trace: str, block_size: int) -> Iterator[F
             tokens_when_queued=overload.memory.tokens_when_queued or 0.0,
             mean_running=overload.mean_running,
             requests_per_s=overload.requests_per_s,
-            sustained_rate=_sustained_rate(config, _head(trace, NUM_RATE_REQUESTS), overload),
+            sustained_rate=_sustained_rate(config, _head(trace, workload.num_requests * 3 // 5), overload),
         )
 
 
@@ -136,14 +136,14 @@ def _config(workload: Workload, block_size: int, **policy: Any) -> SimulationCon
 
 def _trace(workload: Workload, azure_trace: str) -> Trace:
     if workload.trace in DATASETS:
-        return synthetic_trace(workload.trace, num_requests=NUM_OVERLOAD_REQUESTS, request_rate=1.0, seed=0)
+        return synthetic_trace(workload.trace, num_requests=workload.num_requests, request_rate=1.0, seed=0)
     trace = read_trace(EXCERPTS.get(azure_trace) or Path(azure_trace))
     fitting = [
         request
         for request in trace.requests
         if request.num_prompt_tokens + request.num_output_tokens <= workload.max_model_len
     ]
-    return replace(trace, requests=tuple(fitting))
+    return replace(trace, requests=tuple(fitting[: workload.num_requests]))
 
 
 def _head(trace: Trace, num_requests: int) -> Trace:

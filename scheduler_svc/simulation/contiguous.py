@@ -90,8 +90,8 @@ class ContiguousScheduler:
         self._waiting.append(_Sequence(key=key, request=request, length=length, arrived_at=now))
         return (key,)
 
-    def num_in_flight(self, worker_id: str) -> int:
-        return int(self._in_flight is not None)
+    def last_step_facts(self, worker_id: str) -> StepFacts | None:
+        return None if self._in_flight is None else self._in_flight[1]
 
     def num_fragmented_tokens(self) -> int:
         """Free memory that would hold the head of the queue if it were in one piece."""

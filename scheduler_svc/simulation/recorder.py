@@ -61,7 +61,7 @@ class StepTotals:
 
 @dataclass(slots=True)
 class SchedulerTimes:
-    """CPU seconds in the scheduler's calls: the one thing here that differs between equal runs."""
+    """Wall-clock seconds in the scheduler's calls: the one thing here that differs between equal runs."""
 
     submit_s: float = 0.0
     plan_s: float = 0.0
@@ -126,7 +126,7 @@ class Recorder:
         self.refusals.append(reason)
 
     def committed(self, committed: Committed, duration_s: float, now: float) -> None:
-        assert committed.facts is not None, "every result answers a plan in flight"
+        assert committed.facts is not None
         self.steps.num_steps += 1
         self.steps.num_tokens += committed.facts.num_tokens
         self.steps.num_seqs += committed.facts.num_seqs

@@ -33,7 +33,7 @@ from scheduler_svc.simulation.workload import (
     scale_time,
 )
 
-_NUM_SAMPLES = 10_000
+_NUM_SAMPLES = 5_000
 _SAMPLE_INTERVALS_S = (0.01, 1.0)
 
 

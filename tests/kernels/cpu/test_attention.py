@@ -223,7 +223,7 @@ def test_what_a_row_does_not_see_does_not_reach_it(library, value):
 
 def test_blocks_of_several_pages_give_the_same_bits_as_those_of_one():
     library, sequences = load_cpu_library(), world(9, 3)
-    decodes = [(0, end - 1, end) for end in (65, 127, 191, 192, 200, 512)]
+    decodes = [(0, end - 1, end) for end in (512, 200, 192, 191, 127, 65)]
     small = sequences.step([(0, 100, 300), *decodes])
     output = attend(library, small)
     pages = sequences.kv_cache[sequences.block_tables[0, :16].long()]

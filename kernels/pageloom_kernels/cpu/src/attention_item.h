@@ -15,16 +15,6 @@ struct AttentionLayer {
   float* partials;
 };
 
-// Tokens of AttentionPlan::rows to their places in the output.
-inline void write_outputs(const AttentionPlan& plan, const AttentionLayer& layer, int first_row, int num_rows, int head,
-                          const Partial& total) {
-  const int group = plan.group(), head_dim = plan.shape.head_dim;
-  for (int i = 0; i < num_rows; ++i) {
-    bf16* output = layer.output + plan.rows[first_row + i].query_row * layer.output_stride;
-    finish(rows_from(total, i * group, head_dim), group, head_dim, output + int64_t{head} * group * head_dim);
-  }
-}
-
 // What is in a thread's scratch while it does an item, in floats: the queries of all of the item's heads, and if it
 // keeps no partials, the total of each head and one span's part.
 struct ItemMemory {
@@ -60,7 +50,7 @@ class ItemAttention {
   void run() {
     for (int head = item_.first_head; head < item_.end_head; ++head) {
       gather_queries(head);
-      if (!memory_.keeps_partials) clear(total(head), num_rows_, head_dim_);
+      if (!memory_.keeps_partials) add_parts(head);
     }
     for (int span = item_.first_span; span < item_.end_span; ++span) {
       fetch(span);
@@ -70,9 +60,7 @@ class ItemAttention {
       }
     }
     for (int head = item_.first_head; head < item_.end_head; ++head) {
-      if (!memory_.keeps_partials) {
-        write_outputs(plan_, layer_, item_.first_row, item_.num_rows, head, total(head));
-      }
+      if (!memory_.keeps_partials) write_output(head);
     }
   }
 
@@ -95,6 +83,19 @@ class ItemAttention {
     for (int i = 0; i < item_.num_rows; ++i) {
       const bf16* query = layer_.query + rows_[i].query_row * layer_.query_stride;
       copy_factors(queries(head) + i * elements, query + head * elements, elements);
+    }
+  }
+
+  void add_parts(int head) {
+    clear(total(head), num_rows_, head_dim_);
+    for (int i = item_.first_part; i < item_.end_part; ++i) {
+      const AttentionPart& part = plan_.parts[i];
+      const int part_rows = part.num_rows * plan_.group(), first = (item_.first_row - part.first_row) * plan_.group();
+      for (int span = 0; span < part.num_spans; ++span) {
+        const int64_t index = int64_t{span} * plan_.shape.num_kv_heads + head;
+        float* memory = layer_.partials + part.partials + index * partial_floats(part_rows, head_dim_);
+        accumulate(total(head), rows_from(partial_at(memory, part_rows), first, head_dim_), num_rows_, head_dim_);
+      }
     }
   }
 
@@ -145,6 +146,14 @@ class ItemAttention {
       head_span.num_tokens = num_tokens(span, i);
       arithmetic_.attend(queries(head) + int64_t{row} * head_dim_, plan_.group(), head_span,
                          rows_from(out, row, head_dim_));
+    }
+  }
+
+  void write_output(int head) const {
+    const int group = plan_.group();
+    for (int i = 0; i < item_.num_rows; ++i) {
+      bf16* output = layer_.output + rows_[i].query_row * layer_.output_stride;
+      finish(rows_from(total(head), i * group, head_dim_), group, head_dim_, output + head * group * head_dim_);
     }
   }
 

@@ -14,25 +14,22 @@ struct AttentionRow {
 
 // Tokens that see the same blocks, over consecutive spans of their context, for some of the KV heads.
 struct AttentionItem {
-  int first_row, num_rows;  // of AttentionPlan::rows; by rising num_visible, all in or after the last span
+  int first_row, num_rows;  // of AttentionPlan::rows; by rising num_visible, none of which ends before the last span
   const int32_t* blocks;    // from the start of the context
   int first_span, end_span;
   int first_head, end_head;
-  int64_t partials;  // of the first span and KV head 0, see AttentionPart; negative: the item is all there is
+  // Where the spans' parts go, as AttentionPart::partials. Negative: the item is the end of the tokens' context, and
+  // writes their outputs; its `parts` are all before its spans.
+  int64_t partials;
+  int first_part, end_part;  // of AttentionPlan::parts
 };
 
-// The partials of consecutive spans of some tokens: by span and KV head, each of `group * num_rows` rows, in floats
-// from the start of the scratch.
+// What some items leave for others: the partials of consecutive spans of some tokens, by span and KV head, each of
+// `group * num_rows` rows.
 struct AttentionPart {
-  int64_t partials;
+  int64_t partials;         // of the first span and KV head 0, in floats from the start of the scratch
   int first_row, num_rows;  // of AttentionPlan::rows
   int num_spans;
-};
-
-// Tokens whose context went to more than one item: their parts, from the context's start to its end.
-struct AttentionMerge {
-  int first_row, num_rows;  // of AttentionPlan::rows
-  int first_part, end_part;
 };
 
 struct AttentionPlan {
@@ -40,9 +37,9 @@ struct AttentionPlan {
   int block_size;
   int num_threads;
   std::vector<AttentionRow> rows;
-  std::vector<AttentionItem> items;
   std::vector<AttentionPart> parts;
-  std::vector<AttentionMerge> merges;
+  std::vector<AttentionItem> items;
+  int first_waiting = 0;       // of the items from here on, which wait for the parts that those before it leave
   int64_t partial_floats = 0;  // of the scratch's start
   int64_t thread_floats = 0;   // of scratch for each thread, after that
 
@@ -56,7 +53,12 @@ struct AttentionPlan {
 // and never changes what is computed: so it may depend on all of the batch and on the number of threads.
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionBatch& batch, int num_threads);
 
-// One layer of the step. See `attention` in kernels.h.
+// Causal attention over one layer's blocks `kv`, which hold this step's keys and values already. `query` and `output`
+// are [rows, num_heads * head_dim] with the given distance between rows. What a page holds beyond its sequence's
+// length may be anything, NaN included, and reaches no output; a row without context gives zeros.
+//
+// The bits of an output depend on its query and context alone: on no other row, whether it is a decode or part of a
+// chunk, and not on the number of threads. Sequences whose block tables begin alike read what they share once.
 void attend(ThreadPool& pool, const AttentionPlan& plan, const bf16* query, int64_t query_stride, const bf16* kv,
             bf16* output, int64_t output_stride, void* scratch);
 

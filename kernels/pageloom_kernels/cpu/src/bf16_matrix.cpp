@@ -15,8 +15,16 @@ constexpr int kPanelOutputs = Bf16Matrix::kPanelOutputs;
 constexpr int kTileVectors = 2;
 constexpr int kTileOutputs = kTileVectors * kLanes;
 constexpr int kTileRows = kLanes == 16 ? 12 : 4;
-// How far ahead of the sums the weights are fetched, in input pairs: 128 bytes of a panel each.
-constexpr int64_t kFetchAhead = 16;
+// How far ahead of the sums the weights are fetched, in pairs of inputs: 128 bytes of a panel each. Memory is what
+// few rows wait for, and they use the weights up at once: into the first level of the cache. Several rows have the
+// time to take them from the second, where they are in the way of nothing.
+constexpr int64_t kFetchAhead = 64;
+template <int kRows>
+void fetch_ahead(const bf16* weights) {
+  for (int line = 0; line < kTileOutputs / 16; ++line) {
+    __builtin_prefetch(weights + kFetchAhead * 2 * kPanelOutputs + 32 * line, 0, kRows <= kTileRows / 3 ? 3 : 2);
+  }
+}
 
 // Multiplies kRows rows by the kTileOutputs outputs that start at `first` in a panel. `output` takes each row's sums:
 // output(row, first_output, vectors).
@@ -30,9 +38,9 @@ inline void multiply_tile(const Bf16Matrix& matrix, int panel, int first, const 
   for (int m = 0; m < kRows; ++m) low[m] = high[m] = zeros();
   for (int64_t k = 0; k < matrix.in_features; k += 2, weights += 2 * kPanelOutputs) {
     const Pairs low_weights = load_pairs(weights), high_weights = load_pairs(weights + 2 * kLanes);
-    for (int line = 0; line < kTileOutputs / 16; ++line) {
-      __builtin_prefetch(weights + kFetchAhead * 2 * kPanelOutputs + 32 * line);
-    }
+    fetch_ahead<kRows>(weights);
+    // The rows of the next tile, a line at a time: each row of a tile is too short for the processor to foresee it.
+    if constexpr (kRows == kTileRows) __builtin_prefetch(x + kRows * x_stride + 16 * k, 0, 2);
     for (int m = 0; m < kRows; ++m) {
       const Pairs pair = splat_pair(pair_at(x + m * x_stride + k));
       low[m] = dot_pairs(low[m], low_weights, pair);

@@ -53,17 +53,28 @@ float sum_of_squares(const bf16* row, int64_t width) {
 
 Floats silu(Floats x) { return div(x, add(splat(1.0f), exponential(sub(zeros(), x)))); }
 
-// The two halves of a head turn against each other. `half` may be no multiple of kLanes.
+// The two halves of a head turn against each other.
 void rotate_head(bf16* head, const float* cos, const float* sin, int half) {
-  for (int i = 0; i < half; i += kLanes) {
-    const int count = half - i < kLanes ? half - i : kLanes;
+  const auto rotate = [](Floats& low, Floats& high, Floats c, Floats s) {
+    const Floats before = low;
+    low = sub(mul(low, c), mul(high, s));
+    high = add(mul(high, c), mul(before, s));
+  };
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    Floats low = load_bf16(head + i), high = load_bf16(head + half + i);
+    rotate(low, high, load(cos + i), load(sin + i));
+    store_bf16(head + i, low);
+    store_bf16(head + half + i, high);
+  }
+  if (const int rest = half - i; rest > 0) {
     alignas(64) float cosines[kLanes] = {}, sines[kLanes] = {};
-    __builtin_memcpy(cosines, cos + i, count * sizeof(float));
-    __builtin_memcpy(sines, sin + i, count * sizeof(float));
-    const Floats c = load(cosines), s = load(sines);
-    const Floats low = load_rest(head + i, count), high = load_rest(head + half + i, count);
-    store_rest(head + i, count, sub(mul(low, c), mul(high, s)));
-    store_rest(head + half + i, count, add(mul(high, c), mul(low, s)));
+    __builtin_memcpy(cosines, cos + i, rest * sizeof(float));
+    __builtin_memcpy(sines, sin + i, rest * sizeof(float));
+    Floats low = load_rest(head + i, rest), high = load_rest(head + half + i, rest);
+    rotate(low, high, load(cosines), load(sines));
+    store_rest(head + i, rest, low);
+    store_rest(head + half + i, rest, high);
   }
 }
 
@@ -71,9 +82,15 @@ void write_key(const bf16* key, int token, int head_dim, bf16* keys) {
   for (int dim = 0; dim < head_dim; dim += 2) __builtin_memcpy(keys + key_offset(token, dim, head_dim), key + dim, 4);
 }
 
+// A value takes one half of each pair, the other is a neighbouring token's.
 void write_value(const bf16* value, int token, int head_dim, bf16* values) {
-  bf16* target = values + value_offset(token, 0, head_dim);
-  for (int dim = 0; dim < head_dim; ++dim) target[2 * dim] = value[dim];
+  bf16* target = values + value_offset(token & ~1, 0, head_dim);
+  const int shift = token % 2 * 16;
+  const uint32_t kept = 0xffff0000u >> shift;
+  for (int dim = 0; dim < head_dim; ++dim) {
+    const uint32_t pair = (pair_at(target + 2 * dim) & kept) | uint32_t{value[dim]} << shift;
+    __builtin_memcpy(target + 2 * dim, &pair, sizeof pair);
+  }
 }
 
 }  // namespace
