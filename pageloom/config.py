@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from enum import Enum, StrEnum
@@ -143,8 +144,8 @@ class SchedulerConfig(ServiceConfig):
         _require_one_of("placement", self.placement, Placement)
         if self.max_num_steps_in_flight not in (1, 2):
             raise InvalidConfig(f"--max-steps-in-flight must be 1 or 2, not {self.max_num_steps_in_flight}")
-        if not self.priority_ageing_s > 0:
-            raise InvalidConfig(f"--priority-ageing must be above 0 seconds, not {self.priority_ageing_s:g}")
+        if not 0 < self.priority_ageing_s < math.inf:
+            raise InvalidConfig(f"--priority-ageing must be above 0 seconds and finite, not {self.priority_ageing_s:g}")
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
 
 

@@ -58,7 +58,10 @@ class StackConfig:
         if self.num_workers == 1:
             return {}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)}
+        if visible == "":
+            # No GPU is to be used.
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": str(index) if visible is None else visible.split(",")[index]}
 
 
 class LocalStack:

@@ -1,4 +1,4 @@
-"""The values that scheduler and worker exchange for each step. `wire.py` turns them into protobuf."""
+"""The values that scheduler and worker exchange for each step. `wire/` turns them into protobuf."""
 
 from __future__ import annotations
 

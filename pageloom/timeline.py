@@ -20,7 +20,8 @@ class WaitReason(Enum):
 class Wait:
     """A stretch of time in the queue for one reason; `end_s` is None while it lasts.
 
-    `num_ahead`, `behind_request_ids` (the first few) and `num_missing_blocks` (of BLOCKS) are of its start.
+    `num_ahead` of its tenant, `behind_request_ids` (the nearest few of these) and `num_missing_blocks` (of BLOCKS)
+    are of its start.
     """
 
     reason: WaitReason

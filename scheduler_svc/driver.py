@@ -112,8 +112,11 @@ class Driver:
                 raise DuplicateRequest(f"a worker named {worker_id!r} is attached already")
             earlier.supersede()
             await earlier.detached.wait()
+            if self._draining:
+                raise Unavailable("the scheduler is shutting down")
         self._deliver_endings(self._core.attach(link.hello, link.epoch, time.monotonic()))
         self._links[worker_id] = link
+        self._publish_soon()
 
     async def detach(self, link: WorkerLink) -> None:
         """The worker is gone: its requests go back to the queue with the tokens they have."""
@@ -127,19 +130,25 @@ class Driver:
 
     async def drive(self, link: WorkerLink) -> None:
         """Runs one attached worker until it is sent away. Raises WorkerLost when it fails."""
-        worker_id, pace = link.hello.worker_id, Pace()
+        pace = Pace()
         await self._announce(self._serving)
-        while True:
-            if link.leave_at is not None:
-                self._core.drain(worker_id, time.monotonic())
-                if self._may_go(link):
-                    break
-            await link.wait(self._send_plans(link, pace))
-            for result, duration_s in link.take_results():
-                self._commit(link, result, duration_s, pace)
+        while link.leave_at is None:
+            await self._turn(link, pace)
+        self._core.drain(link.hello.worker_id, time.monotonic())
+        # What waited for it has other homes now.
+        self._wake_workers()
+        await self._announce(self._serving)
+        while not self._may_go(link):
+            await self._turn(link, pace)
         link.send_away()
         # Its end of the stream decides: `receive` ends the call, or `watch` if it hangs.
         await asyncio.Event().wait()
+
+    async def _turn(self, link: WorkerLink, pace: Pace) -> None:
+        """Sends the plans that are due, waits for something to happen, takes the results that came."""
+        await link.wait(self._send_plans(link, pace))
+        for result, duration_s in link.take_results():
+            self._commit(link, result, duration_s, pace)
 
     async def drain_worker(self, worker_id: str, timeout_s: float | None) -> bool:
         """Sends a worker away once what it runs has finished, or after `timeout_s`; False if there is none."""
@@ -217,9 +226,11 @@ class Driver:
                 break
             link.send(plan)
             self._publish_soon()
-        if link.leave_at is not None:
-            return link.leave_at - now_s
-        return self._until_overdue(link, now_s)
+            if plan.admissions and len(self._core.waiting):
+                # What it has no room for any more may run elsewhere.
+                self._wake_workers(idle_only=True)
+        waits_s = [self._until_overdue(link, now_s), None if link.leave_at is None else link.leave_at - now_s]
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
     def _until_overdue(self, link: WorkerLink, now_s: float) -> float | None:
         if link.working_since_s is None:
@@ -240,6 +251,7 @@ class Driver:
             if committed.facts.num_preempted:
                 # Back in the queue, they may run elsewhere.
                 self._wake_workers()
+            self._publish_soon()
         self._deliver_tokens(committed.tokens)
         self._deliver_endings(committed.endings)
 
@@ -265,6 +277,7 @@ class Driver:
             reader.put_token(choice_index, first_index, token_id, logprobs.get(key) if logprobs else None)
 
     def _deliver_endings(self, endings: Iterable[Ending]) -> None:
+        self._publish_soon()
         for ending in endings:
             self._metrics.observe_finished(ending.facts)
             place = self._readers.pop(ending.key, None)
@@ -280,6 +293,7 @@ class Driver:
         self._publishing = False
         self._metrics.publish(self._core.stats())
 
-    def _wake_workers(self) -> None:
+    def _wake_workers(self, *, idle_only: bool = False) -> None:
         for link in self._links.values():
-            link.wake()
+            if not idle_only or link.working_since_s is None:
+                link.wake()

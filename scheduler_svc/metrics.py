@@ -29,7 +29,10 @@ class SchedulerMetrics:
         )
         self._tokens = Histogram("pageloom_step_num_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry)
         self._step = Histogram(
-            "pageloom_step_seconds", "From sending a plan to its result.", buckets=_STEP_S, registry=registry
+            "pageloom_step_seconds",
+            "From when the worker can have begun a step to its result.",
+            buckets=_STEP_S,
+            registry=registry,
         )
         self._hop = Histogram(
             "pageloom_step_hop_seconds", "Part of a step outside the worker's model and sampler.",

@@ -43,8 +43,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         # Above what the worker has seen: a clock that was set back must not make every worker refuse us.
         epoch = max(self._last_epoch, hello.highest_epoch) + 1
         link = WorkerLink(hello, epoch, request_iterator, context.write)
-        await self._attach(link, context)
-        self._last_epoch = max(self._last_epoch, epoch)
+        before, self._last_epoch = self._last_epoch, epoch
+        try:
+            await self._attach(link, context)
+        except BaseException:
+            # A Hello that was refused must not use epochs up; others may have come meanwhile.
+            if self._last_epoch == epoch:
+                self._last_epoch = before
+            raise
         worker = log.bind(worker_id=hello.worker_id, epoch=link.epoch)
         try:
             worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)

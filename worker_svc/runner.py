@@ -55,6 +55,9 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
         ggml_types=ggml_types,
         progress=progress,
     )
+    if kernels.cpu_pool is not None:
+        # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
+        torch.set_num_threads(1)
     cache = _make_cache(config, model, kernels.dtype, device)
     info = ModelInfo(
         name=files.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,12 +10,18 @@ from pageloom.timeline import WaitReason
 from scheduler_svc.core import policy
 from scheduler_svc.core.block_table import Fork, Offer
 from scheduler_svc.core.planning import StepDraft
-from scheduler_svc.core.sequence import Binding, Sequence
+from scheduler_svc.core.sequence import Binding, Order, Sequence
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.worker_group import WorkerGroup
 
-# How many that cannot be admitted now one plan looks past.
+# How many of one tenant that cannot be admitted now one plan looks past.
 MAX_LOOKAHEAD = 32
+# Who wait for a prefix hold nobody up, but each costs a look.
+MAX_PREFIX_WAITS = 256
+# Plans for which a sequence short of blocks is not looked at again, unless as many blocks have become free.
+NUM_PLANS_TO_RETRY = 16
+# The part of a step that small newcomers may take from prompts that are being computed.
+EARLY_PART = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +31,9 @@ class Admission:
     Nobody blocks the queue: while a sequence waits for blocks, others that fit may pass it, but not with
     more blocks in all than it needs itself, so it is delayed by no more than its own size. One that would
     compute what another is computing already waits for that, and counts as passed by nobody.
+
+    `early` admissions come before the chunks of prompts that are being computed: those whose turn it is before
+    theirs, and, in a small part of the step, those that fit into it whole.
     """
 
     draft: StepDraft
@@ -31,14 +41,21 @@ class Admission:
     waiting: WaitingQueue
     take: Callable[[Sequence, Offer], None]
     now: float
+    early: bool
     blocked: list[Sequence] = field(default_factory=list)
     num_admitted_tokens: int = 0
-    num_stayed: int = 0
+    num_prefix_waits: int = 0
+    num_stayed: Counter[int] = field(default_factory=Counter)
+    _early_budget: int = 0
+    _first_turn: tuple[int, Order] = (0, (0.0, 0, 0))
 
     def run(self, others_with_room: Callable[[Sequence], bool]) -> None:
         """`others_with_room` says whether a sequence's home, another worker, has room for it now."""
         if self.group.draining:
             return
+        if self.early:
+            self._early_budget = self.draft.budget // EARLY_PART
+            self._first_turn = min(binding.sequence.turn for binding in self.group.catching_up)
         worker_id = self.group.hello.worker_id
         away: list[Sequence] = []
         for sequence in self.waiting.walk():
@@ -61,20 +78,52 @@ class Admission:
         if self.draft.budget == 0 or self.num_admitted_tokens >= policy.MAX_ADMITTED_TOKENS:
             self._stays(sequence, WaitReason.QUEUE)
             return False
+        if self.num_stayed[sequence.tenant.index] >= MAX_LOOKAHEAD:
+            return True
+        if self._is_short_still(sequence):
+            return self._blocks(sequence)
         offer = self._offer(sequence)
         if offer is None:
-            self._stays(sequence, WaitReason.PREFIX)
-            return self.num_stayed < MAX_LOOKAHEAD
-        num_missing_blocks = self._num_missing_blocks(offer)
-        if num_missing_blocks > 0:
-            self._stays(sequence, WaitReason.BLOCKS, num_missing_blocks)
-            self.blocked.append(sequence)
-            return self._patience() > 0 and self.num_stayed < MAX_LOOKAHEAD
-        if offer.num_new_blocks > self._patience():
+            sequence.history.waits(WaitReason.PREFIX, self.now)
+            self.num_prefix_waits += 1
+            return self.num_prefix_waits < MAX_PREFIX_WAITS
+        if (num_missing_blocks := self._num_missing_blocks(offer)) > 0:
+            num_needed_blocks = self.group.tables.pool.num_free + num_missing_blocks
+            sequence.retry = (self.group.epoch, num_needed_blocks, self.group.num_steps + NUM_PLANS_TO_RETRY)
+            return self._blocks(sequence, num_missing_blocks)
+        if offer.num_taken_blocks > self._patience():
             self._stays(sequence, WaitReason.QUEUE)
-            return self.num_stayed < MAX_LOOKAHEAD
+            return True
+        if self.early and not self._may_go_early(sequence, offer):
+            # Who passes it here may take the blocks that it would get in its turn.
+            self._stays(sequence, WaitReason.QUEUE)
+            self.blocked.append(sequence)
+            return self._patience() > 0
         self._admit(sequence, offer)
         return True
+
+    def _may_go_early(self, sequence: Sequence, offer: Offer) -> bool:
+        if sequence.turn < self._first_turn:
+            return True
+        num_tokens = len(sequence.token_ids) - offer.num_computed_tokens
+        if num_tokens > self._early_budget:
+            return False
+        self._early_budget -= num_tokens
+        return True
+
+    def _is_short_still(self, sequence: Sequence) -> bool:
+        """Whether it lacked blocks in a recent plan, and no more are free than then."""
+        if sequence.retry is None or not self.group.bound:
+            return False
+        epoch, num_needed_blocks, step = sequence.retry
+        is_recent = epoch == self.group.epoch and self.group.num_steps < step
+        return is_recent and self.group.tables.pool.num_free < num_needed_blocks
+
+    def _blocks(self, sequence: Sequence, num_missing_blocks: int = 0) -> bool:
+        """It waits for blocks; whether others may pass it."""
+        self._stays(sequence, WaitReason.BLOCKS, num_missing_blocks)
+        self.blocked.append(sequence)
+        return self._patience() > 0
 
     def _offer(self, sequence: Sequence) -> Offer | None:
         """What it would get; None if it had better wait for what is being computed."""
@@ -119,7 +168,7 @@ class Admission:
 
     def _num_missing_blocks(self, offer: Offer) -> int:
         num_reserved_blocks = policy.num_reserved_blocks(len(self.group.bound))
-        return offer.num_new_blocks + offer.num_free_shared + num_reserved_blocks - self.group.tables.pool.num_free
+        return offer.num_taken_blocks + num_reserved_blocks - self.group.tables.pool.num_free
 
     def _patience(self) -> int:
         """Blocks that may still pass those who wait for blocks."""
@@ -131,12 +180,13 @@ class Admission:
 
     def _admit(self, sequence: Sequence, offer: Offer) -> None:
         for passed in self.blocked:
-            passed.num_passed_blocks += offer.num_new_blocks
+            passed.num_passed_blocks += offer.num_taken_blocks
         self.take(sequence, offer)
         sequence.num_passed_blocks = 0
+        sequence.retry = None
         self.num_admitted_tokens += len(sequence.token_ids)
         self.draft.admit(sequence, offer)
 
     def _stays(self, sequence: Sequence, reason: WaitReason, num_missing_blocks: int = 0) -> None:
-        self.num_stayed += 1
+        self.num_stayed[sequence.tenant.index] += 1
         sequence.history.waits(reason, self.now, num_missing_blocks=num_missing_blocks)

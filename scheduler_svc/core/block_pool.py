@@ -9,20 +9,22 @@ from collections import OrderedDict
 class BlockPool:
     """Counts the owners of each of `num_blocks` blocks; those without one are free.
 
-    Free blocks without content are taken first, the lowest ids first, and what is taken together is handed
-    out in ascending order: a table of ascending runs is what attention reads fastest. Then come free blocks
-    with content worth keeping, the least recently used first. The pool knows no content: such a block may
-    be found and shared again until `take` hands it out.
+    Those that are next are taken lowest ids first, and what is taken together is handed out in ascending
+    order: a table of ascending runs is what attention reads fastest. Next are blocks without content worth
+    keeping; when there are none, the few that were used least recently of the others. The pool knows no
+    content: a block may be found and shared again until `take` hands it out.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._ref_counts = [0] * num_blocks
-        # A block is in one of `_empty` and `_kept` if it is free. The heap names every empty block once, and may
-        # still name some that are empty no more.
-        self._empty = set(range(num_blocks))
+        # A block is in one of `_next` and `_kept` if it is free. The heap names every block of `_next` once, and
+        # may still name some that are in it no more.
+        self._next = set(range(num_blocks))
         self._heap = list(range(num_blocks))
         self._in_heap = bytearray(b"\1") * num_blocks
         self._kept: OrderedDict[int, None] = OrderedDict()
+        # Evicted one by one, old tables would come back tail first.
+        self._num_evicted_together = min(16, max(1, num_blocks // 64))
 
     @property
     def num_blocks(self) -> int:
@@ -30,20 +32,20 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._empty) + len(self._kept)
+        return len(self._next) + len(self._kept)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def take(self, num_blocks: int, after: int = -1) -> list[int]:
         """`num_blocks` free blocks, each with one owner now; there must be as many. The blocks that follow
-        `after` come first if they are free and empty."""
+        `after` come first if they are next too."""
         block_ids: list[int] = []
-        while len(block_ids) < num_blocks and after >= 0 and after + 1 in self._empty:
+        while len(block_ids) < num_blocks and after >= 0 and after + 1 in self._next:
             after += 1
-            self._empty.remove(after)
+            self._next.remove(after)
             block_ids.append(after)
-        rest = [self._next() for _ in range(num_blocks - len(block_ids))]
+        rest = [self._take_lowest() for _ in range(num_blocks - len(block_ids))]
         rest.sort()
         block_ids += rest
         for block_id in block_ids:
@@ -53,8 +55,10 @@ class BlockPool:
     def share(self, block_id: int) -> None:
         """Adds an owner; a free block is free no more."""
         if self._ref_counts[block_id] == 0:
-            # Only content is shared, so it was kept.
-            del self._kept[block_id]
+            if block_id in self._kept:
+                del self._kept[block_id]
+            else:
+                self._next.remove(block_id)
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int, *, worth_keeping: bool) -> None:
@@ -66,20 +70,25 @@ class BlockPool:
         if worth_keeping:
             self._kept[block_id] = None
         else:
-            self._empty.add(block_id)
-            if not self._in_heap[block_id]:
-                self._in_heap[block_id] = True
-                heapq.heappush(self._heap, block_id)
+            self._make_next(block_id)
 
     def free_block_ids(self) -> tuple[int, ...]:
-        """The free blocks: the empty ones in ascending order, then those kept, next to be evicted first."""
-        return (*sorted(self._empty), *self._kept)
+        """The free blocks: those that are next in ascending order, then those kept, the least recently used first."""
+        return (*sorted(self._next), *self._kept)
 
-    def _next(self) -> int:
-        while self._heap:
+    def _take_lowest(self) -> int:
+        if not self._next:
+            for _ in range(min(self._num_evicted_together, len(self._kept))):
+                self._make_next(self._kept.popitem(last=False)[0])
+        while True:
             block_id = heapq.heappop(self._heap)
             self._in_heap[block_id] = False
-            if block_id in self._empty:
-                self._empty.remove(block_id)
+            if block_id in self._next:
+                self._next.remove(block_id)
                 return block_id
-        return self._kept.popitem(last=False)[0]
+
+    def _make_next(self, block_id: int) -> None:
+        self._next.add(block_id)
+        if not self._in_heap[block_id]:
+            self._in_heap[block_id] = True
+            heapq.heappush(self._heap, block_id)

@@ -36,6 +36,11 @@ class Offer:
     # Of the shared blocks; a free one among them is one less for the others.
     num_free_shared: int
 
+    @property
+    def num_taken_blocks(self) -> int:
+        """By how many the free blocks become fewer."""
+        return self.num_new_blocks + self.num_free_shared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedBlocks:

@@ -16,7 +16,7 @@ from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.step import Step
 from scheduler_svc.core.worker_group import WorkerGroup
 
-_NO_TENANTS = np.zeros(0, np.int64)
+_NOTHING = np.zeros(0, np.int64)
 
 Finish = Callable[[Binding, FinishReason, int | None, str], None]
 
@@ -79,7 +79,8 @@ class StepCommit:
         self._result = result
         self._finish = finish
         # Of each token taken.
-        self.tenants = _NO_TENANTS
+        self.tenants = _NOTHING
+        self._taken = Drawn(_NOTHING, _NOTHING)
 
     def advance(self) -> None:
         """Counts what has its KV now, and publishes the blocks that are full."""
@@ -97,7 +98,7 @@ class StepCommit:
                 self._publish(slot)
 
     def take_tokens(self, now: float) -> NewTokens:
-        """Appends what was drawn; ends those that are at their end."""
+        """Appends what was drawn."""
         columns = self._group.columns
         slots, token_ids = self._drawn
         wanted = columns.open[slots]
@@ -117,7 +118,7 @@ class StepCommit:
         )
         self.tenants = columns.tenant[slots]
         self._note_first_tokens(now)
-        self._end_finished(slots, token_ids)
+        self._taken = Drawn(slots, token_ids)
         return tokens
 
     def fail(self) -> None:
@@ -158,8 +159,9 @@ class StepCommit:
             if sequence.first_token_at is None and self._group.columns.num_known[slot] > binding.num_known_at_start:
                 sequence.first_token_at = sequence.history.first_token_at = now
 
-    def _end_finished(self, slots: Ints, token_ids: Ints) -> None:
-        columns = self._group.columns
+    def end_finished(self) -> None:
+        """Ends those whose token was their last."""
+        columns, (slots, token_ids) = self._group.columns, self._taken
         may_end = columns.num_known[slots] >= columns.max_len[slots]
         may_end |= columns.ends_at_eos[slots] & self._group.is_eos[token_ids]
         may_end |= columns.has_stop_tokens[slots]

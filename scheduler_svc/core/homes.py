@@ -55,7 +55,7 @@ class Homes:
         home = self._home_of(sequence)
         if home is not None:
             home.num_homed_seqs += sign
-            home.num_homed_tokens += sign * len(sequence.token_ids)
+            home.num_homed_tokens += sign * sequence.num_homed_tokens
 
     def _home_of(self, sequence: Sequence) -> WorkerGroup | None:
         return None if sequence.home is None else self._groups.get(sequence.home)

@@ -49,7 +49,7 @@ def _check_places(scheduler: Scheduler) -> None:
         assert _is_sorted([binding.order for binding in group.bound]), "bound choices are out of order"
         homed = [sequence for sequence in waiting if sequence.home == worker_id]
         assert group.num_homed_seqs == len(homed), f"worker {worker_id}: miscounts who waits for it"
-        assert group.num_homed_tokens == sum(len(sequence.token_ids) for sequence in homed)
+        assert group.num_homed_tokens == sum(sequence.num_homed_tokens for sequence in homed)
         assert not (group.draining and homed), f"worker {worker_id}: drains, and is somebody's home"
     assert all(sequence.binding is None for sequence in waiting), "a waiting choice is bound"
     assert len(scheduler.waiting) == len(waiting), "the queue miscounts itself"

@@ -26,6 +26,7 @@ class Placer:
         ]
         home = self._choose(sequence, eligible)
         sequence.home = None if home is None else home.hello.worker_id
+        sequence.num_homed_tokens = 0 if home is None else self._num_missing_tokens(sequence, home)
 
     def _choose(self, sequence: Sequence, groups: list[WorkerGroup]) -> WorkerGroup | None:
         if len(groups) <= 1:
@@ -38,19 +39,21 @@ class Placer:
         if self._placement is Placement.round_robin:
             self._num_placed += 1
             return groups[self._num_placed % len(groups)]
-        most_kv_tokens = max(group.num_kv_tokens for group in groups)
-        return min(groups, key=lambda group: self._cost(sequence, group, most_kv_tokens))
+        most_cache_tokens = max(group.num_cache_tokens for group in groups)
+        return min(groups, key=lambda group: self._cost(sequence, group, most_cache_tokens))
 
-    def _cost(self, sequence: Sequence, group: WorkerGroup, most_kv_tokens: int) -> float:
+    def _cost(self, sequence: Sequence, group: WorkerGroup, most_cache_tokens: int) -> float:
         """Tokens to compute before the sequence has its first, on a worker as strong as the largest."""
-        num_missing_tokens = len(sequence.token_ids)
-        if self._placement is Placement.cache_aware:
-            hits = group.tables.cached_prefix(sequence, group.namespace_of(sequence))
-            num_missing_tokens -= len(hits) * group.tables.block_size
         columns = group.columns
         num_behind_tokens = sum(
             int(columns.num_known[binding.slot] - columns.num_planned[binding.slot]) for binding in group.catching_up
         )
         num_seqs = group.num_homed_seqs + len(group.bound)
         load = group.num_homed_tokens + num_behind_tokens + RUNNING_SEQUENCE_TOKENS * num_seqs
-        return num_missing_tokens + load * most_kv_tokens / group.num_kv_tokens
+        return self._num_missing_tokens(sequence, group) + load * most_cache_tokens / group.num_cache_tokens
+
+    def _num_missing_tokens(self, sequence: Sequence, group: WorkerGroup) -> int:
+        if self._placement is not Placement.cache_aware:
+            return len(sequence.token_ids)
+        hits = group.tables.cached_prefix(sequence, group.namespace_of(sequence))
+        return len(sequence.token_ids) - len(hits) * group.tables.block_size

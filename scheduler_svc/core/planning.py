@@ -30,6 +30,8 @@ class StepDraft:
         self.budget = group.max_num_batched_tokens
         self._decode_slots = _NO_SLOTS
         self._held_slots: list[int] = []
+        # Who could not take part for want of a block or of budget.
+        self._short_slots: list[int] = []
         self._chunks: list[tuple[int, int]] = []
         self._drawing_slots: list[int] = []
         self._grown: list[tuple[int, int]] = []
@@ -51,7 +53,7 @@ class StepDraft:
         slots = np.flatnonzero(runs)
         if len(slots) > self.budget:
             slots = self._first_in_memory(slots)
-            columns.num_held_steps[np.setdiff1d(np.flatnonzero(runs), slots)] += 1
+            self._short_slots += np.setdiff1d(np.flatnonzero(runs), slots).tolist()
         held = ready & columns.active
         held[slots] = False
         self._held_slots = np.flatnonzero(held).tolist()
@@ -62,12 +64,14 @@ class StepDraft:
         columns.last_step[slots] = self._step
 
     def continue_chunks(self) -> None:
-        """Then those that are further behind, the tenant that was served least first. They have their blocks
-        since their admission."""
-        catching_up = sorted(self._group.catching_up, key=lambda binding: binding.sequence.tenant.num_served)
-        for binding in catching_up:
+        """Then those that are further behind, in the order of the queue. They have their blocks since their
+        admission. Newcomers of this step have had their chunk."""
+        newcomers = {binding.slot for binding in self.admitted}
+        for binding in sorted(self._group.catching_up, key=lambda binding: binding.sequence.turn):
+            if binding.slot in newcomers:
+                continue
             if self.budget == 0:
-                self._group.columns.num_held_steps[binding.slot] += 1
+                self._short_slots.append(binding.slot)
             else:
                 self._run_chunk(binding)
 
@@ -88,6 +92,7 @@ class StepDraft:
         num_chunks, num_decodes = len(self._chunks), len(self._decode_slots)
         if not num_chunks and not num_decodes:
             return None
+        self._group.columns.num_held_steps[self._short_slots] += 1
         chunk_slots = np.array([slot for slot, _ in self._chunks], np.int64)
         drawing_slots = self._decode_slots
         if self._drawing_slots:
@@ -115,7 +120,7 @@ class StepDraft:
             # An earlier one may have preempted it.
             if columns.active[binding.slot] and not self._grow(binding):
                 runs[binding.slot] = False
-                columns.num_held_steps[binding.slot] += 1
+                self._short_slots.append(binding.slot)
 
     def _grow(self, binding: Binding) -> bool:
         group = self._group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -36,7 +37,7 @@ class Scheduler:
     """Decides what every attached worker runs, and owns the block tables.
 
     One caller, one call at a time. Time comes in as `now`, in seconds of any clock that does not
-    run backwards. The same calls give the same plans. The attributes are for `invariants.py`.
+    run backwards. The same calls give the same plans. Attributes are for reading.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -61,7 +62,7 @@ class Scheduler:
     def attach(self, hello: WorkerHello, epoch: int, now: float) -> list[Ending]:
         """A worker joins, with empty slots and blocks.
 
-        Ends waiting choices that no attached worker can hold (the one they were accepted for is gone).
+        If no other is attached, ends waiting choices that it cannot hold: the one they were accepted for is gone.
         Raises InvalidRequest, naming the field, if its Hello makes no sense or its model is another than
         that of the attached workers or open requests; DuplicateRequest if its worker_id is attached.
         """
@@ -71,7 +72,9 @@ class Scheduler:
         self.groups[hello.worker_id] = WorkerGroup(hello, epoch, self.limits)
         self._model = hello.model
         self._measure_memory()
-        homeless = [sequence for sequence in self.waiting if sequence.max_num_kv_tokens > self._num_kv_tokens]
+        homeless: list[Sequence] = []
+        if len(self.groups) == 1:
+            homeless += [sequence for sequence in self.waiting if sequence.max_num_kv_tokens > self._num_kv_tokens]
         endings = [self._refuse(sequence, now) for sequence in homeless]
         self._homes.renew(now)
         return endings
@@ -131,6 +134,8 @@ class Scheduler:
             raise Overloaded(
                 f"{len(self.waiting)} choices wait already; at most {self.limits.max_num_queued_seqs} may wait"
             )
+        while self._deadlines and self._deadlines[0][2].finished:
+            heapq.heappop(self._deadlines)
         sequences = self._sequences(request, self._model, now)
         self.registry.open(request.request_id, sequences)
         for sequence in sequences:
@@ -173,10 +178,13 @@ class Scheduler:
             return None
         draft = StepDraft(group)
         draft.continue_decodes()
-        draft.continue_chunks()
         # Blocks were short just now: a newcomer would take what the preempted ones need.
-        if not draft.preempted and len(self.waiting):
-            self._admit(draft, group, now)
+        admits = not draft.preempted and len(self.waiting) > 0
+        if admits and len(group.catching_up):
+            self._admit(draft, group, now, early=True)
+        draft.continue_chunks()
+        if admits:
+            self._admit(draft, group, now, early=False)
         for victim, claimant, waits_again in draft.preempted:
             self._note_preemption(group, victim, claimant, now, waits_again=waits_again)
         step = draft.step()
@@ -209,6 +217,7 @@ class Scheduler:
         commit.fail()
         tokens = commit.take_tokens(now)
         self._charge_outputs(commit.tenants)
+        commit.end_finished()
         for sequence in group.finish_step():
             self._homes.enter(sequence, now)
         return Committed(tokens, endings, step.facts)
@@ -284,22 +293,22 @@ class Scheduler:
             sequences.append(sequence)
         return sequences
 
-    def _admit(self, draft: StepDraft, group: WorkerGroup, now: float) -> None:
+    def _admit(self, draft: StepDraft, group: WorkerGroup, now: float, *, early: bool) -> None:
         def take(sequence: Sequence, offer: Offer) -> None:
             self._homes.leave(sequence)
             sequence.home = group.hello.worker_id
             if sequence.memory_order is None:
                 self._num_admissions += 1
                 sequence.memory_order = policy.memory_order(self.limits, sequence.order, self._num_admissions)
-                self._note_first_admission(sequence, offer.num_computed_tokens, now)
+                self._note_first_admission(sequence, len(offer.hits) * group.tables.block_size, now)
             sequence.history.starts(group.hello.worker_id, offer.num_computed_tokens, now)
 
-        Admission(draft, group, self.waiting, take, now).run(self._homes.has_room)
+        Admission(draft, group, self.waiting, take, now, early).run(self._homes.has_room)
 
-    def _note_first_admission(self, sequence: Sequence, num_computed_tokens: int, now: float) -> None:
+    def _note_first_admission(self, sequence: Sequence, num_hit_tokens: int, now: float) -> None:
         counters = self.registry.counters
         sequence.admitted_at = now
-        sequence.num_cached_tokens = min(num_computed_tokens, sequence.num_prompt_tokens)
+        sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
         counters.num_prompt_tokens += sequence.num_prompt_tokens
         if self.limits.enable_prefix_caching:
             counters.prefix_cache_queried_tokens += sequence.num_prompt_tokens
@@ -342,6 +351,9 @@ class Scheduler:
         # With no worker attached the last measure stands: requests wait for one to come back.
         if self.groups:
             self._num_kv_tokens = max(group.num_kv_tokens for group in self.groups.values())
+            assert self._model is not None
+            max_model_len = max(group.hello.model.max_model_len for group in self.groups.values())
+            self._model = replace(self._model, max_model_len=max_model_len)
 
     def _end(
         self,

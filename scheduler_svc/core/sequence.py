@@ -50,11 +50,16 @@ class Sequence:
     # Its place in memory, for life, from its first admission on: the last one is preempted first.
     memory_order: Order | None = None
     home: str | None = None
+    # What it counts for at its home while it waits: its tokens that are not cached there.
+    num_homed_tokens: int = 0
     binding: Binding | None = None
     finished: bool = False
     hash_chains: dict[int, HashChain] = field(default_factory=dict)
     # Blocks of those that were admitted while this one, before them in the queue, waited for blocks.
     num_passed_blocks: int = 0
+    # After a plan in which blocks were short: the worker's epoch, free blocks at which it is looked at again, and
+    # the step from which on it is in any case.
+    retry: tuple[int, int, int] | None = None
     num_cached_tokens: int = 0
     num_lost_runs: int = 0
     num_preemptions: int = 0
@@ -64,6 +69,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def turn(self) -> tuple[int, Order]:
+        """Whose turn it is: the smallest goes first, until tenants are served more."""
+        return (self.tenant.num_served, self.order)
 
     @property
     def max_len(self) -> int:

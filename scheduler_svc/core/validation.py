@@ -67,7 +67,7 @@ def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
             )
     if served is None:
         return
-    for field in ("digest", "vocab_size", "max_model_len", "eos_token_ids", "dtype"):
+    for field in ("digest", "vocab_size", "eos_token_ids", "dtype"):
         own, other = getattr(model, field), getattr(served, field)
         if own != other:
             raise InvalidRequest(

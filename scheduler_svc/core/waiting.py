@@ -27,7 +27,8 @@ class WaitingQueue:
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         self._by_index: dict[int, Tenant] = {}
         self._num_tenants = 0
-        self._last_counter = 0
+        # Of the last sequence that left an empty queue behind.
+        self._last_tenant: Tenant | None = None
         self._len = 0
 
     def __len__(self) -> int:
@@ -80,7 +81,7 @@ class WaitingQueue:
         self._len -= 1
         if not queue:
             del self._queues[tenant.index]
-            self._last_counter = tenant.num_served
+            self._last_tenant = tenant
 
     def ahead_of(self, sequence: Sequence) -> tuple[int, tuple[str, ...]]:
         """How many sequences of its tenant are before a waiting one, and the requests of the nearest few."""
@@ -111,4 +112,5 @@ class WaitingQueue:
 
     def _lift(self, tenant: Tenant) -> None:
         counters = [self._by_index[index].num_served for index in self._queues]
-        tenant.num_served = max(tenant.num_served, min(counters, default=self._last_counter))
+        last_counter = 0 if self._last_tenant is None else self._last_tenant.num_served
+        tenant.num_served = max(tenant.num_served, min(counters, default=last_counter))

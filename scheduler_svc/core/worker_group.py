@@ -53,8 +53,14 @@ class WorkerGroup:
         self.released_slots: list[int] = []
 
     @property
-    def num_kv_tokens(self) -> int:
+    def num_cache_tokens(self) -> int:
+        """Tokens that all its blocks hold."""
         return self.hello.cache.num_blocks * self.hello.cache.block_size
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of one sequence that it can hold the KV of: nothing reads that of the last token of a context."""
+        return min(self.num_cache_tokens, self.hello.model.max_model_len - 1)
 
     def namespace_of(self, sequence: Sequence) -> CacheNamespace:
         salt = sequence.request.cache_salt

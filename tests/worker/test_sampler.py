@@ -149,6 +149,29 @@ def test_rows_without_finite_logits_fail_alone(vocab_size, truncation):
     assert draws.logprobs.keys() == {2, 3, 4}
 
 
+@pytest.mark.parametrize(
+    ("asked", "plain"),
+    [
+        ({}, True),
+        ({"top_p": 0.5, "top_k": 3}, True),
+        ({"min_tokens": 2}, True),
+        ({"min_tokens": 3}, False),
+        ({"temperature": 0.5}, False),
+        ({"logprobs": 0}, False),
+        ({"logit_bias": {5: 1.0}}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"repetition_penalty": 1.1}, False),
+    ],
+)
+def test_only_plain_greedy_rows_do_without_their_logits(asked, plain):
+    bench = Bench()
+    bench.bind(3, SamplingParams(temperature=0.0, seed=0, max_tokens=9))
+    bench.bind(4, SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 9, **asked}))
+    num_output_tokens = np.array([0, 2])
+    assert bench.sampler.takes_most_likely(np.array([3, 4]), num_output_tokens) is plain
+    assert bench.sampler.takes_most_likely(np.array([3]), num_output_tokens[:1])
+
+
 def test_logprobs_are_of_the_untouched_distribution():
     bench = Bench()
     bench.bind(

@@ -47,7 +47,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)),
     "silu_mul": (None, (c_void_p, c_int64, c_int64, c_void_p)),
-    "rotary_write": (None, (POINTER(structs.RotaryWrite), c_void_p, c_void_p, c_int64)),
+    "rotary_write": (None, (POINTER(structs.RotaryWrite), c_void_p, c_void_p, c_int64, c_int64)),
     "attention": (
         c_bool,
         (

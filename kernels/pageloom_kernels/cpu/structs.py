@@ -29,6 +29,7 @@ class RotaryWrite(Structure):
         ("sin", c_void_p),
         ("positions", c_void_p),
         ("slot_mapping", c_void_p),
+        ("num_rows", c_int64),
     )
 
 

@@ -31,12 +31,18 @@ class ThreadPool:
 
 
 def choose_cpus(num_threads: int) -> list[int]:
-    """One CPU for each thread: whole cores first, then their second hardware threads. Empty if there are too few."""
+    """The CPUs to pin to, one for each thread: whole cores first, then their second hardware threads.
+
+    Empty, for none, if that would leave cores out: another process may share the machine by the same rule, and
+    both would take the same ones. Empty too if there are more threads than CPUs.
+    """
     usable = sorted(os.sched_getaffinity(0))
     siblings = {cpu: _siblings(cpu) for cpu in usable}
     rank = {cpu: sum(other in siblings[cpu] for other in usable if other < cpu) for cpu in usable}
-    chosen = sorted(usable, key=lambda cpu: (rank[cpu], cpu))[:num_threads]
-    return chosen if len(chosen) == num_threads else []
+    num_cores = sum(rank[cpu] == 0 for cpu in usable)
+    if not num_cores <= num_threads <= len(usable):
+        return []
+    return sorted(usable, key=lambda cpu: (rank[cpu], cpu))[:num_threads]
 
 
 def _siblings(cpu: int) -> set[int]:

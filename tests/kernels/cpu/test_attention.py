@@ -28,6 +28,15 @@ SEQUENCES = ((1, 1), (1, 31), (1, 64), (1, 65), (1, 0), (1, 333), (3, 66), (9, 9
 instruction_sets = pytest.mark.parametrize("library", INSTRUCTION_SETS, indirect=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def torch_has_one_thread():
+    """Or its threads and the library's take the cores from each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture
 def library(request: pytest.FixtureRequest) -> CpuLibrary:
     return load(request.param)
@@ -182,13 +191,13 @@ def assert_as_alone(library: CpuLibrary, heads: tuple[int, int], runs: list[tupl
 @pytest.mark.parametrize("heads", [(9, 3), (4, 4), (8, 1)])
 def test_bits_are_the_same_in_any_company_chunks_and_number_of_threads(library, heads):
     chance = random.Random(0)
-    for _ in range(60):
+    for _ in range(25):
         runs = []
         for seq in chance.choices(range(len(LENGTHS)), k=chance.randint(1, 12)):
             end = chance.randint(1, LENGTHS[seq])
             most = chance.choice((1, 1, 8, 100, 520))
             runs.append((seq, max(0, end - chance.randint(1, most)), end))
-        assert_as_alone(library, heads, runs, threads=chance.choice((1, 2, 3, 7)))
+        assert_as_alone(library, heads, runs, threads=chance.choice((1, 2, 3)))
 
 
 @instruction_sets
@@ -204,7 +213,7 @@ def test_bits_of_decodes_that_share_blocks_are_those_of_each_alone(library):
 
 @instruction_sets
 def test_a_long_sequence_has_the_same_bits_on_any_number_of_threads(library):
-    for threads in (1, 2, 3, 16):
+    for threads in (1, 2, 3, 9):
         for runs in ([(0, 519, 520)], [(0, 510, 520)], [(0, 300, 520)]):
             assert_as_alone(library, (9, 3), runs, threads)
 

@@ -28,13 +28,15 @@ def test_whole_cores_come_first(machine):
     assert choose_cpus(4) == [0, 1, 2, 3]
     assert choose_cpus(6) == [0, 1, 2, 3, 4, 5]
     machine([1, 4, 5, 6], {cpu: {cpu % 4, cpu % 4 + 4} for cpu in range(8)})
-    assert choose_cpus(2) == [1, 4]
+    assert choose_cpus(3) == [1, 4, 6]
     assert choose_cpus(4) == [1, 4, 6, 5]
 
 
-def test_more_threads_than_cpus_are_not_pinned(machine):
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads_for_a_part_of_the_machine_or_more_than_it_has_are_not_pinned(machine, num_threads):
     machine([0, 1], {})
-    assert choose_cpus(3) == []
+    assert choose_cpus(num_threads) == []
+    assert choose_cpus(2) == [0, 1]
 
 
 def test_siblings_are_read_from_the_system(tmp_path, monkeypatch):

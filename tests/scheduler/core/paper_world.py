@@ -235,6 +235,10 @@ class PaperWorld:
 
     def drain(self) -> None:
         """Lets everything run to its end, within a bound, and checks that nothing is left behind."""
+        # The worker that could hold these is gone; they would wait for one to come.
+        for (request_id, choice_index), stream in tuple(self._open.items()):
+            if stream.max_num_kv_tokens > self._num_kv_tokens:
+                self.cancel(request_id, (choice_index,))
         max_num_rounds = self._round_bound()
         num_rounds = 0
         self._check_every = 3

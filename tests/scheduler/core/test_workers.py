@@ -9,6 +9,7 @@ from pageloom.outputs import FinishReason
 from pageloom.plan import WorkerHello
 from scheduler_svc.core import Scheduler
 from tests.scheduler.core.builders import make_limits, make_request, make_world
+from tests.scheduler.core.paper_world import PaperWorld
 from tests.support.paper_model import PAPER_MODEL, paper_hello
 
 OTHER_MODEL = replace(PAPER_MODEL, digest="digest-of-another")
@@ -23,11 +24,20 @@ class TestAttach:
         assert caught.value.param == "model.digest"
         assert list(scheduler.groups) == ["a"]
 
-    def test_another_context_length_is_another_model(self):
-        scheduler = Scheduler(make_limits())
-        scheduler.attach(paper_hello("a"), 1, 0.0)
-        with pytest.raises(InvalidRequest, match="its max_model_len is 64, but 128 is being served"):
-            scheduler.attach(paper_hello("b", model=replace(PAPER_MODEL, max_model_len=64)), 2, 0.0)
+    def test_contexts_may_differ_and_the_longest_is_served(self):
+        world = PaperWorld(make_limits())
+        world.attach(paper_hello("short", model=replace(PAPER_MODEL, max_model_len=64)))
+        world.attach(paper_hello("long"))
+        assert world.scheduler.model == PAPER_MODEL
+        for index in range(4):
+            world.submit(make_request(f"long-{index}", prompt=60, max_tokens=20))
+        world.plan("short")
+        world.plan("long")
+        assert world.scheduler.groups["short"].stats().num_running == 0
+        world.drain()
+        world.lose("long")
+        assert world.scheduler.model is not None
+        assert world.scheduler.model.max_model_len == 64
 
     def test_open_requests_hold_on_to_their_model(self):
         scheduler = Scheduler(make_limits())

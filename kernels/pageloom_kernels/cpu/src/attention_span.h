@@ -1,11 +1,11 @@
 // What do rows of queries take from one span of their context? The arithmetic of attention, for one KV head.
 //
 // A row's bits depend on nothing but the row and what it sees of the span: each of its sums has one order, whatever
-// rows share a tile with it. So decodes, chunks of prompts and shared prefixes all come here.
+// rows are computed beside it. So decodes, chunks of prompts and shared prefixes all come here.
 #pragma once
 
 #include "attention_partial.h"
-#include "attention_tile.h"
+#include "attention_products.h"
 
 namespace pageloom {
 
@@ -23,11 +23,11 @@ struct SpanAttention {
 
   // Rows of queries [num_rows, head_dim]; all see the same tokens.
   void attend(const Factor* queries, int num_rows, const Span& span, const Partial& out) const {
-    const int num_tiles = (num_rows + kTileRows - 1) / kTileRows;
-    for (int tile = 0, row = 0; tile < num_tiles; ++tile) {
-      const int rows = (num_rows - row) / (num_tiles - tile);
+    // Evenly, because few rows at a time wait for each other's sums.
+    for (int row = 0, rounds = (num_rows + kRegisterRows - 1) / kRegisterRows; rounds > 0; --rounds) {
+      const int rows = (num_rows - row) / rounds;
       with_rows(rows, [&]<int kRows>() {
-        attend_tile<kRows>(queries + int64_t{row} * head_dim, span, rows_from(out, row, head_dim));
+        attend_rows<kRows>(queries + int64_t{row} * head_dim, span, rows_from(out, row, head_dim));
       });
       row += rows;
     }
@@ -35,14 +35,14 @@ struct SpanAttention {
 
  private:
   template <int kRows>
-  void attend_tile(const Factor* queries, const Span& span, const Partial& out) const {
+  void attend_rows(const Factor* queries, const Span& span, const Partial& out) const {
     alignas(64) float scores[kRows][kSpanTokens];
     alignas(64) Factor weights[kRows][kSpanTokens];
     constexpr int kPageVectors = kPageTokens / kLanes;
     for (int token = 0; token < span.num_tokens;) {
-      if (kTileVectors > kPageVectors && token + kPageTokens < span.num_tokens) {
-        score<kRows, kTileVectors>(queries, span, token, scores[0]);
-        token += kTileVectors * kLanes;
+      if (kRegisterVectors > kPageVectors && token + kPageTokens < span.num_tokens) {
+        score<kRows, kRegisterVectors>(queries, span, token, scores[0]);
+        token += kRegisterVectors * kLanes;
       } else {
         score<kRows, kPageVectors>(queries, span, token, scores[0]);
         token += kPageTokens;
@@ -53,8 +53,8 @@ struct SpanAttention {
       weigh(scores[r], span.num_tokens, weights[r], out.maxima + r, sums + head_dim);
     }
     int dim = 0;
-    for (; dim + kTileVectors * kLanes <= head_dim; dim += kTileVectors * kLanes) {
-      add_values<kRows, kTileVectors>(weights[0], span, dim, out);
+    for (; dim + kRegisterVectors * kLanes <= head_dim; dim += kRegisterVectors * kLanes) {
+      add_values<kRows, kRegisterVectors>(weights[0], span, dim, out);
     }
     for (; dim < head_dim; dim += kLanes) add_values<kRows, 1>(weights[0], span, dim, out);
   }
@@ -62,16 +62,16 @@ struct SpanAttention {
   // scores [kRows, kSpanTokens]: of kVectors vectors of tokens from `first_token` on.
   template <int kRows, int kVectors>
   void score(const Factor* queries, const Span& span, int first_token, float* scores) const {
-    Tile<kRows, kVectors> tile;
+    Products<kRows, kVectors> products;
     const bf16* keys[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const int token = first_token + v * kLanes;
       keys[v] = span.pages[token / kPageTokens] + key_offset(token % kPageTokens, 0, head_dim);
     }
     for (int dim = 0; dim < head_dim; dim += 2) {
-      tile.add(keys, key_offset(0, dim, head_dim), queries + dim, head_dim);
+      products.add(keys, key_offset(0, dim, head_dim), queries + dim, head_dim);
     }
-    tile.store_rows(scores + first_token, kSpanTokens);
+    products.store_rows(scores + first_token, kSpanTokens);
   }
 
   // One row's scores to weights; those of tokens that are not visible are zero.
@@ -102,7 +102,7 @@ struct SpanAttention {
   // weights [kRows, kSpanTokens]; kVectors vectors of dimensions from `dim` on.
   template <int kRows, int kVectors>
   void add_values(const Factor* weights, const Span& span, int dim, const Partial& out) const {
-    Tile<kRows, kVectors> tile;
+    Products<kRows, kVectors> products;
     const bf16* values[kVectors];
     const int num_pairs = span.num_tokens / 2;
     constexpr int kPagePairs = kPageTokens / 2;
@@ -116,7 +116,7 @@ struct SpanAttention {
       point_at(page_values(page));
       const Factor* page_weights = weights + page * kPageTokens;
       for (int pair = 0; pair < std::min(num_pairs - page * kPagePairs, kPagePairs); ++pair) {
-        tile.add(values, value_offset(2 * pair, 0, head_dim), page_weights + 2 * pair, kSpanTokens);
+        products.add(values, value_offset(2 * pair, 0, head_dim), page_weights + 2 * pair, kSpanTokens);
       }
     }
     if (span.num_tokens % 2) {
@@ -125,9 +125,9 @@ struct SpanAttention {
       const bf16* pairs = page_values(num_pairs / kPagePairs) + value_offset(2 * (num_pairs % kPagePairs), 0, head_dim);
       for (int i = 0; i < kVectors * kLanes; ++i) last[2 * i] = pairs[2 * i];
       point_at(last);
-      tile.add(values, 0, weights + 2 * num_pairs, kSpanTokens);
+      products.add(values, 0, weights + 2 * num_pairs, kSpanTokens);
     }
-    tile.store_rows(out.sums + dim, row_floats(head_dim));
+    products.store_rows(out.sums + dim, row_floats(head_dim));
   }
 };
 

@@ -77,6 +77,15 @@ void multiply_panel(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t 
   }
 }
 
+// The first `num_outputs` of a tile's, if there are any; as bf16_gemm stores whole ones.
+void store_part(const Floats (&sums)[kTileVectors], const bf16* bias, int64_t num_outputs, bf16* target) {
+  alignas(64) float values[kTileOutputs];
+  std::memcpy(values, sums, sizeof values);
+  for (int64_t n = 0; n < num_outputs; ++n) {
+    target[n] = to_bf16(bias == nullptr ? values[n] : values[n] + to_float(bias[n]));
+  }
+}
+
 }  // namespace
 
 Bf16Matrix bf16_pack(ThreadPool& pool, Arena& arena, const bf16* weight, int64_t out_features, int64_t in_features) {
@@ -104,18 +113,14 @@ void bf16_row(const Bf16Matrix& matrix, int64_t row, bf16* out) {
 void bf16_gemm(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
                const bf16* bias, bf16* y, int64_t y_stride) {
   const auto round_and_store = [&](int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) {
-    alignas(64) bf16 rounded[kTileOutputs];
-    alignas(64) bf16 biases[kTileOutputs] = {};
     bf16* target = y + row * y_stride + first;
-    const int64_t num_outputs = std::min<int64_t>(kTileOutputs, matrix.out_features - first);
-    const bool whole = num_outputs == kTileOutputs;
-    if (num_outputs <= 0) return;
-    if (bias != nullptr) std::memcpy(biases, bias + first, num_outputs * sizeof(bf16));
-    for (int v = 0; v < kTileVectors; ++v) {
-      const Floats result = bias == nullptr ? sums[v] : add(sums[v], load_bf16(biases + kLanes * v));
-      store_bf16((whole ? target : rounded) + kLanes * v, result);
+    if (first + kTileOutputs > matrix.out_features) {
+      return store_part(sums, bias == nullptr ? nullptr : bias + first, matrix.out_features - first, target);
     }
-    if (!whole) std::memcpy(target, rounded, num_outputs * sizeof(bf16));
+    for (int v = 0; v < kTileVectors; ++v) {
+      const Floats result = bias == nullptr ? sums[v] : add(sums[v], load_bf16(bias + first + kLanes * v));
+      store_bf16(target + kLanes * v, result);
+    }
   };
   pool.run(matrix.num_panels(), [&](int panel, int) {
     multiply_panel(matrix, panel, x, x_stride, num_rows, round_and_store);

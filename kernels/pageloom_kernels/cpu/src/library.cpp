@@ -150,8 +150,9 @@ PAGELOOM_EXPORT void pageloom_silu_mul(const bf16* gate_up, int64_t num_rows, in
   silu_mul_rows(gate_up, width, 0, num_rows, out);
 }
 
-PAGELOOM_EXPORT void pageloom_rotary_write(const RotaryWrite* layer, bf16* qkv, bf16* kv, int64_t num_rows) {
-  rotary_write_rows(*layer, qkv, kv, 0, num_rows);
+PAGELOOM_EXPORT void pageloom_rotary_write(const RotaryWrite* layer, bf16* qkv, bf16* kv, int64_t first,
+                                           int64_t last) {
+  rotary_write_rows(*layer, qkv, kv, first, last);
 }
 
 PAGELOOM_EXPORT bool pageloom_attention(ThreadPool* pool, const AttentionShape* shape, const AttentionBatch* batch,

@@ -80,7 +80,7 @@ void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, cons
   bf16* qkv = wide_.as<bf16>();
   multiply(layer.qkv, normalized_.as<bf16>(), step.num_rows, qkv);
   const RotaryWrite rotary{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim,   spec_.cos,
-                           spec_.sin,       step.positions,     step.slot_mapping};
+                           spec_.sin,       step.positions,     step.slot_mapping, step.num_rows};
   for_rows(pool_, step.num_rows, [&](int64_t first, int64_t last) { rotary_write_rows(rotary, qkv, kv, first, last); });
   scratch_.reserve(plan.scratch_bytes());
   attend(pool_, plan, qkv, qkv_size_, kv, inner_.as<bf16>(), query_size_, scratch_.as<void>());

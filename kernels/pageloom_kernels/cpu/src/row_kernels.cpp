@@ -82,9 +82,15 @@ void write_key(const bf16* key, int token, int head_dim, bf16* keys) {
   for (int dim = 0; dim < head_dim; dim += 2) __builtin_memcpy(keys + key_offset(token, dim, head_dim), key + dim, 4);
 }
 
-// A value takes one half of each pair, the other is a neighbouring token's.
-void write_value(const bf16* value, int token, int head_dim, bf16* values) {
-  bf16* target = values + value_offset(token & ~1, 0, head_dim);
+void write_two_values(const bf16* even, const bf16* odd, int head_dim, bf16* target) {
+  for (int dim = 0; dim < head_dim; ++dim) {
+    const uint32_t pair = even[dim] | uint32_t{odd[dim]} << 16;
+    __builtin_memcpy(target + 2 * dim, &pair, sizeof pair);
+  }
+}
+
+// Leaves the other half of each pair as it is.
+void write_one_value(const bf16* value, int token, int head_dim, bf16* target) {
   const int shift = token % 2 * 16;
   const uint32_t kept = 0xffff0000u >> shift;
   for (int dim = 0; dim < head_dim; ++dim) {
@@ -119,6 +125,7 @@ void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t fi
   const int head_dim = layer.head_dim, half = head_dim / 2;
   const int64_t width = int64_t{layer.num_heads + 2 * layer.num_kv_heads} * head_dim;
   const int64_t page = page_elements(layer.num_kv_heads, head_dim);
+  const int64_t* slots = layer.slot_mapping;
   for (int64_t row = first; row < last; ++row) {
     bf16* heads = qkv + row * width;
     const float* cos = layer.cos + layer.positions[row] * half;
@@ -126,15 +133,26 @@ void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t fi
     for (int head = 0; head < layer.num_heads + layer.num_kv_heads; ++head) {
       rotate_head(heads + head * head_dim, cos, sin, half);
     }
-    // A block is whole pages, so a slot's page is found without asking for the block.
-    const int64_t slot = layer.slot_mapping[row];
+    const int64_t slot = slots[row];
     if (slot < 0) continue;
+    // Two tokens share the pairs of their values. If both are in this step, the first one's row writes both: another
+    // thread may have the second one's.
     const int token = static_cast<int>(slot % kPageTokens);
+    const bool by_row_before = token % 2 == 1 && row > 0 && slots[row - 1] == slot - 1;
+    const bool with_row_after = token % 2 == 0 && row + 1 < layer.num_rows && slots[row + 1] == slot + 1;
+    // A block is whole pages, so a slot's page is found without asking for the block.
+    bf16* target = kv + slot / kPageTokens * page;
     for (int head = 0; head < layer.num_kv_heads; ++head) {
-      bf16* keys = kv + slot / kPageTokens * page + head_offset(head, head_dim);
-      write_key(heads + (layer.num_heads + head) * head_dim, token, head_dim, keys);
-      write_value(heads + (layer.num_heads + layer.num_kv_heads + head) * head_dim, token, head_dim,
-                  keys + kPageTokens * head_dim);
+      bf16* keys = target + head_offset(head, head_dim);
+      bf16* values = keys + kPageTokens * head_dim + value_offset(token & ~1, 0, head_dim);
+      const bf16* key = heads + (layer.num_heads + head) * head_dim;
+      const bf16* value = key + layer.num_kv_heads * head_dim;
+      write_key(key, token, head_dim, keys);
+      if (with_row_after) {
+        write_two_values(value, value + width, head_dim, values);
+      } else if (!by_row_before) {
+        write_one_value(value, token, head_dim, values);
+      }
     }
   }
 }

@@ -20,9 +20,11 @@ struct RotaryWrite {
   const float* sin;
   const int64_t* positions;     // [rows]
   const int64_t* slot_mapping;  // [rows] block * block_size + offset; negative: not kept
+  int64_t num_rows;
 };
 
-// Rotates the queries in place (NeoX halves, fp32, rounded once), and writes rotated keys and values to `kv`.
+// Rotates the queries in place (NeoX halves, fp32, rounded once), and writes rotated keys and values to `kv`. Several
+// threads may do so for different rows.
 void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t first, int64_t last);
 
 }  // namespace pageloom

@@ -1,5 +1,5 @@
-// How are some rows multiplied with keys, and with values? As many rows and vectors at a time as the registers hold
-// sums for, in steps of two elements.
+// How are some rows multiplied with keys, and with values? As many rows and vectors at a time as there are registers
+// for their sums, two elements of each sum in a step.
 #pragma once
 
 #include <cstring>
@@ -8,12 +8,12 @@
 
 namespace pageloom {
 
-// Vectors of tokens or dimensions in a tile.
-constexpr int kTileVectors = 4;
+// Vectors of tokens, or of dimensions.
+constexpr int kRegisterVectors = 4;
 
 #if defined(__AVX512BF16__)
 
-constexpr int kTileRows = 6;
+constexpr int kRegisterRows = 6;
 
 // An element of a row: of a query, or a weight.
 using Factor = bf16;
@@ -26,9 +26,9 @@ inline void copy_factors(Factor* factors, const bf16* elements, int64_t count) {
 #else
 
 #if defined(__AVX512F__)
-constexpr int kTileRows = 5;
+constexpr int kRegisterRows = 5;
 #else
-constexpr int kTileRows = 3;
+constexpr int kRegisterRows = 3;
 #endif
 
 // Without products of bf16, rows are widened once and not for each product.
@@ -42,10 +42,10 @@ inline void copy_factors(Factor* factors, const bf16* elements, int64_t count) {
 #endif
 
 template <int kRows, int kVectors>
-struct Tile {
+struct Products {
   Floats sums[kRows][kVectors];
 
-  Tile() {
+  Products() {
     for (auto& row : sums) {
       for (Floats& sum : row) sum = zeros();
     }
@@ -79,8 +79,8 @@ struct Tile {
   }
 };
 
-// kernel.operator()<kRows>() for a number of rows up to kTileRows.
-template <int kRows = kTileRows, class Kernel>
+// kernel.operator()<kRows>() for a number of rows up to kRegisterRows.
+template <int kRows = kRegisterRows, class Kernel>
 inline void with_rows(int num_rows, const Kernel& kernel) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) return with_rows<kRows - 1>(num_rows, kernel);
