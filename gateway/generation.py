@@ -1,5 +1,5 @@
-"""One HTTP request at the engine: a call per prompt, their events merged into one bounded queue of deltas.
-Leaving it cancels the calls."""
+"""One HTTP request at the engine: a stream per prompt, their events merged into one bounded queue of deltas.
+Leaving it cancels the streams."""
 
 from __future__ import annotations
 

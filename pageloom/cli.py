@@ -1,4 +1,4 @@
-"""The command line: `pageloom serve | scheduler | worker | gateway | replay`; reads flags and environment, alone."""
+"""The command line, the only reader of flags and environment: `pageloom serve`, each service alone, and the tools."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def serve(
     end_with_parent: opt.EndWithParent = False,
     log_level: opt.LogLevelOption = config.LogLevel.warning,
 ) -> None:
-    """Serve MODEL on this machine: gateway, scheduler and worker as three processes."""
+    """Serve MODEL on this machine: gateway, scheduler and workers, each a process."""
     if end_with_parent:
         end_when_parent_ends()
     params = context.params

@@ -101,6 +101,7 @@ def test_a_bad_value_is_answered_with_the_accepted_ones(command: str, flag: str,
         ({"placement": "cache_aware"}, ["--placement", "cache-aware, least-loaded, round-robin"]),
         ({"priority_ageing_s": 0.0}, ["--priority-ageing", "above 0", "not 0"]),
         ({"priority_ageing_s": float("nan")}, ["--priority-ageing", "nan"]),
+        ({"priority_ageing_s": float("inf")}, ["--priority-ageing", "finite"]),
     ],
 )
 def test_scheduler_settings_are_checked_without_a_command_line_too(fields: dict[str, Any], words: list[str]):
@@ -129,4 +130,4 @@ def test_a_setting_that_cannot_be_is_one_line():
     command = [sys.executable, "-m", "pageloom", "scheduler", "--priority-ageing", "0"]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert outcome.returncode == 1
-    assert outcome.stderr == "pageloom: --priority-ageing must be above 0 seconds, not 0\n"
+    assert outcome.stderr == "pageloom: --priority-ageing must be above 0 seconds and finite, not 0\n"

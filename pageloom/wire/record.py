@@ -22,7 +22,6 @@ FORMAT_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 30
 
 RecordedCall = record_pb2.RecordedCall
-RecordedOutcome = record_pb2.RecordedOutcome
 RecordingHeader = record_pb2.RecordingHeader
 
 
