@@ -34,7 +34,8 @@ async def test_an_idle_worker_takes_what_the_other_has_no_room_for():
         # All choices of a request have one home, which has four slots.
         streams = group.create_task(run(stack, request("r", n=8, max_tokens=40)))
         async with asyncio.timeout(5):
-            while [worker.num_running for worker in (await stack.client.info()).workers] != [4, 4]:
+            # The service pushes no counts, so a test has to ask.
+            while [worker.num_running for worker in (await stack.client.info()).workers] != [4, 4]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert reasons(await streams) == [FinishReason.LENGTH] * 8
         for worker in workers:

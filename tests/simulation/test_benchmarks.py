@@ -56,7 +56,7 @@ def test_fair_shares_are_equal_and_others_are_not():
 def test_paging_serves_more_than_reservations(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(paged, "NUM_BISECTIONS", 1)
     monkeypatch.setattr(paged, "POLICIES", (("paged", "first-fit"), ("max-length", "first-fit"), ("oracle", "buddy")))
-    workload = replace(paged.WORKLOADS["azure-opt-13b"], num_requests=80)
+    workload = replace(paged.WORKLOADS["azure-opt-13b"], duration_s=60.0, overload_rate=4.0)
     ours, most, least = paged.measure(workload, "azure-conv-excerpt", 16)
     assert ours.waste < 0.02
     assert most.waste > 0.7
