@@ -164,8 +164,8 @@ class WorkerConfig(ServiceConfig):
     metrics_port: int | None = None
     device: str = "auto"
     dtype: str = "auto"
-    quantization: str = "auto"
-    cpu_kernels: str = "auto"
+    quantization: str = "none"
+    cpu_kernels: str = "torch"
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None

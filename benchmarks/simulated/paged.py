@@ -36,8 +36,8 @@ POLICIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A trace on hardware; requests longer than `max_model_len` are left out. Every run is fed for `duration_s`: as long
-    for all, since what a queue hides depends on how long it may grow."""
+    """A trace on hardware; requests longer than `max_model_len` are left out. Every run is fed for `duration_s`: as
+    long for all, since what a queue hides depends on how long it may grow."""
 
     title: str
     trace: str
