@@ -37,7 +37,8 @@ def instruction_set(monkeypatch):
 
 def load_tiny(folder, **settings) -> tuple[ModelRunner, list[str]]:
     """The runner, and why the log says that PyTorch takes over."""
-    values = {"model": str(folder), "device": "cpu", "dtype": "bfloat16", "num_blocks": 8, **settings}
+    defaults = {"device": "cpu", "dtype": "bfloat16", "cpu_kernels": "auto", "num_blocks": 8}
+    values = {"model": str(folder), **defaults, **settings}
     with structlog.testing.capture_logs() as lines:
         runner = load_runner(WorkerConfig(**values), lambda _done, _total: None)
     return runner, [line["reason"] for line in lines if line["log_level"] == "warning" and "reason" in line]
@@ -96,7 +97,8 @@ def test_a_process_on_an_older_machine(folder, name):
     load("avx2")
     script = (
         "import json, sys; from pageloom.config import WorkerConfig; from worker_svc.runner import load_runner;"
-        "runner = load_runner(WorkerConfig(model=sys.argv[1], device='cpu', dtype='bfloat16'), lambda *_: None);"
+        "runner = load_runner(WorkerConfig(model=sys.argv[1], device='cpu', dtype='bfloat16', cpu_kernels='auto'),"
+        " lambda *_: None);"
         "runner.warm_up(); print(json.dumps(runner.kernels))"
     )
     environment = {**os.environ, "PAGELOOM_CPU_ISA": name}

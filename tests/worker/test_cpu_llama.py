@@ -146,7 +146,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def load_tiny(path, **settings) -> ModelRunner:
     limits = {"num_blocks": 40, "block_size": 32, "max_num_seqs": 8, "max_num_batched_tokens": 256}
     values = {"model": str(path), "device": "cpu", "dtype": "bfloat16", "num_threads": 2, **limits, **settings}
-    return load_runner(WorkerConfig(**values), lambda _done, _total: None)
+    return load_runner(WorkerConfig(**{"cpu_kernels": "auto", **values}), lambda _done, _total: None)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -27,7 +27,8 @@ def library():
 
 def load(path, **settings) -> ModelRunner:
     values = {"num_blocks": 64, "max_num_seqs": 4, "dtype": "bfloat16", "device": "cpu", **settings}
-    return load_runner(WorkerConfig(model=str(path), scheduler_address="", **values), lambda _done, _total: None)
+    settings = {"cpu_kernels": "auto", "quantization": "auto", **values}
+    return load_runner(WorkerConfig(model=str(path), scheduler_address="", **settings), lambda _done, _total: None)
 
 
 def random_prompts(count: int) -> list[list[int]]:
