@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pageloom_kernels.cpu.thread_pool import count_cores
+
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
 def usable_cores() -> int:
-    """Cores that this process may be scheduled on, or the whole cores of its CPU quota if that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may be scheduled on, or the whole cores of its CPU quota if that is less. The hardware
+    threads of a core count once, because they share what computes."""
+    cores = count_cores()
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         cores = min(cores, max(1, int(quota) // int(period)))

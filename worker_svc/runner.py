@@ -36,7 +36,7 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
 
     Raises ModelLoadError or InvalidConfig.
     """
-    num_threads = config.num_threads or min(torch.get_num_threads(), usable_cores())
+    num_threads = config.num_threads or usable_cores()
     torch.set_num_threads(num_threads)
     files = locate_model(config.model)
     checkpoint = open_checkpoint(files)

@@ -36,13 +36,21 @@ def choose_cpus(num_threads: int) -> list[int]:
     Empty, for none, if that would leave cores out: another process may share the machine by the same rule, and
     both would take the same ones. Empty too if there are more threads than CPUs.
     """
-    usable = sorted(os.sched_getaffinity(0))
-    siblings = {cpu: _siblings(cpu) for cpu in usable}
-    rank = {cpu: sum(other in siblings[cpu] for other in usable if other < cpu) for cpu in usable}
-    num_cores = sum(rank[cpu] == 0 for cpu in usable)
-    if not num_cores <= num_threads <= len(usable):
+    ranks = _ranks()
+    if not count_cores() <= num_threads <= len(ranks):
         return []
-    return sorted(usable, key=lambda cpu: (rank[cpu], cpu))[:num_threads]
+    return sorted(ranks, key=lambda cpu: (ranks[cpu], cpu))[:num_threads]
+
+
+def count_cores() -> int:
+    """Cores that this process may run on, whose hardware threads count once."""
+    return sum(rank == 0 for rank in _ranks().values())
+
+
+def _ranks() -> dict[int, int]:
+    """How many hardware threads of the same core come before each usable CPU."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {cpu: sum(other < cpu and other in usable for other in _siblings(cpu)) for cpu in usable}
 
 
 def _siblings(cpu: int) -> set[int]:

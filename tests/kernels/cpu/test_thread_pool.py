@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pageloom_kernels.cpu import thread_pool
-from pageloom_kernels.cpu.thread_pool import choose_cpus
+from pageloom_kernels.cpu.thread_pool import choose_cpus, count_cores
 from tests.kernels.cpu.libraries import load
 from tests.kernels.cpu.matrices import Multiplier
 
@@ -37,6 +37,13 @@ def test_threads_for_a_part_of_the_machine_or_more_than_it_has_are_not_pinned(ma
     machine([0, 1], {})
     assert choose_cpus(num_threads) == []
     assert choose_cpus(2) == [0, 1]
+
+
+def test_hardware_threads_of_a_core_count_once(machine):
+    machine(range(8), {cpu: {cpu % 4, cpu % 4 + 4} for cpu in range(8)})
+    assert count_cores() == 4
+    machine([1, 4, 5, 6], {cpu: {cpu % 4, cpu % 4 + 4} for cpu in range(8)})
+    assert count_cores() == 3
 
 
 def test_siblings_are_read_from_the_system(tmp_path, monkeypatch):

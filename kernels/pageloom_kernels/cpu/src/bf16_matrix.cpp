@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "activation.h"
 #include "argmax.h"
 #include "simd.h"
 
@@ -77,14 +78,33 @@ void multiply_panel(const Bf16Matrix& matrix, int panel, const bf16* x, int64_t 
   }
 }
 
-// The first `num_outputs` of a tile's, if there are any; as bf16_gemm stores whole ones.
-void store_part(const Floats (&sums)[kTileVectors], const bf16* bias, int64_t num_outputs, bf16* target) {
-  alignas(64) float values[kTileOutputs];
-  std::memcpy(values, sums, sizeof values);
-  for (int64_t n = 0; n < num_outputs; ++n) {
-    target[n] = to_bf16(bias == nullptr ? values[n] : values[n] + to_float(bias[n]));
+// An Output that stores bf16(sums + bias).
+struct RoundAndStore {
+  bf16* y;
+  int64_t y_stride;
+  const bf16* bias;
+  int64_t out_features;
+
+  void operator()(int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) const {
+    bf16* target = y + row * y_stride + first;
+    if (first + kTileOutputs > out_features) return store_part(sums, first, target);
+    for (int v = 0; v < kTileVectors; ++v) {
+      store_bf16(target + kLanes * v, with_bias(sums[v], bias, first + kLanes * v));
+    }
   }
-}
+
+  void store_part(const Floats (&sums)[kTileVectors], int64_t first, bf16* target) const {
+    alignas(64) float values[kTileOutputs];
+    std::memcpy(values, sums, sizeof values);
+    for (int64_t n = 0; n < out_features - first; ++n) {
+      target[n] = to_bf16(bias == nullptr ? values[n] : values[n] + to_float(bias[first + n]));
+    }
+  }
+
+  static Floats with_bias(Floats sums, const bf16* bias, int64_t first) {
+    return bias == nullptr ? sums : add(sums, load_bf16(bias + first));
+  }
+};
 
 }  // namespace
 
@@ -112,18 +132,28 @@ void bf16_row(const Bf16Matrix& matrix, int64_t row, bf16* out) {
 
 void bf16_gemm(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
                const bf16* bias, bf16* y, int64_t y_stride) {
-  const auto round_and_store = [&](int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) {
-    bf16* target = y + row * y_stride + first;
-    if (first + kTileOutputs > matrix.out_features) {
-      return store_part(sums, bias == nullptr ? nullptr : bias + first, matrix.out_features - first, target);
-    }
-    for (int v = 0; v < kTileVectors; ++v) {
-      const Floats result = bias == nullptr ? sums[v] : add(sums[v], load_bf16(bias + first + kLanes * v));
-      store_bf16(target + kLanes * v, result);
-    }
-  };
+  const RoundAndStore round_and_store{y, y_stride, bias, matrix.out_features};
   pool.run(matrix.num_panels(), [&](int panel, int) {
     multiply_panel(matrix, panel, x, x_stride, num_rows, round_and_store);
+  });
+}
+
+void bf16_gemm_silu_mul(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
+                        const bf16* bias, bf16* out, int64_t out_stride) {
+  const int64_t half = matrix.out_features / 2;
+  const int half_panels = matrix.num_panels() / 2;
+  // The gate waits in `out` for its up, which takes its place.
+  const RoundAndStore store_gate{out, out_stride, bias, half};
+  const auto store_product = [&](int64_t row, int64_t first, const Floats (&sums)[kTileVectors]) {
+    bf16* target = out + row * out_stride + first - half;
+    for (int v = 0; v < kTileVectors; ++v) {
+      const Floats up = rounded(RoundAndStore::with_bias(sums[v], bias, first + kLanes * v));
+      store_bf16(target + kLanes * v, silu_mul(load_bf16(target + kLanes * v), up));
+    }
+  };
+  pool.run(half_panels, [&](int panel, int) {
+    multiply_panel(matrix, panel, x, x_stride, num_rows, store_gate);
+    multiply_panel(matrix, panel + half_panels, x, x_stride, num_rows, store_product);
   });
 }
 

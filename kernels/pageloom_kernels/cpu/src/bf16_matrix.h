@@ -32,6 +32,14 @@ void bf16_row(const Bf16Matrix& matrix, int64_t row, bf16* out);
 void bf16_gemm(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
                const bf16* bias, bf16* y, int64_t y_stride);
 
+// out = silu(gate) * up, where gate and up are the halves of what bf16_gemm gives; rounded where silu_mul_rows rounds.
+// out is [num_rows, out_features / 2]. Only for matrices whose halves are whole panels, as has_panel_halves says.
+inline bool has_panel_halves(const Bf16Matrix& matrix) {
+  return matrix.out_features % (2 * Bf16Matrix::kPanelOutputs) == 0;
+}
+void bf16_gemm_silu_mul(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
+                        const bf16* bias, bf16* out, int64_t out_stride);
+
 // The same sums without rounding, [num_rows, out_features].
 void bf16_gemm_float(ThreadPool& pool, const Bf16Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
                      float* y);

@@ -1,5 +1,7 @@
 #include "matrix.h"
 
+#include "row_kernels.h"
+
 namespace pageloom {
 
 size_t matrix_scratch_bytes(const Matrix& matrix, int64_t num_rows, int num_threads) {
@@ -20,6 +22,16 @@ void matrix_gemm(ThreadPool& pool, const Matrix& matrix, const bf16* x, int64_t 
     return quant_gemm(pool, *quantized, x, x_stride, num_rows, bias, y, y_stride, scratch);
   }
   bf16_gemm(pool, std::get<Bf16Matrix>(matrix), x, x_stride, num_rows, bias, y, y_stride);
+}
+
+void matrix_gemm_silu_mul(ThreadPool& pool, const Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
+                          const bf16* bias, bf16* gate_up, bf16* out, void* scratch) {
+  const int64_t half = out_features(matrix) / 2;
+  if (const auto* plain = std::get_if<Bf16Matrix>(&matrix); plain != nullptr && has_panel_halves(*plain)) {
+    return bf16_gemm_silu_mul(pool, *plain, x, x_stride, num_rows, bias, out, half);
+  }
+  matrix_gemm(pool, matrix, x, x_stride, num_rows, bias, gate_up, 2 * half, scratch);
+  for_row_groups(pool, num_rows, [&](int64_t first, int64_t last) { silu_mul_rows(gate_up, half, first, last, out); });
 }
 
 void matrix_gemm_float(ThreadPool& pool, const Matrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,

@@ -7,22 +7,6 @@
 #include "row_kernels.h"
 
 namespace pageloom {
-namespace {
-
-// Rows that one thread takes at a time between the products. Waking the others costs as much as a few rows do.
-constexpr int64_t kRowsPerItem = 4;
-
-// function(first, last) over all rows.
-template <class Function>
-void for_rows(ThreadPool& pool, int64_t num_rows, const Function& function) {
-  const int num_items = static_cast<int>((num_rows + kRowsPerItem - 1) / kRowsPerItem);
-  pool.run(num_items, [&](int item, int) {
-    const int64_t first = item * kRowsPerItem;
-    function(first, std::min(first + kRowsPerItem, num_rows));
-  });
-}
-
-}  // namespace
 
 Model::Model(ThreadPool& pool, const ModelSpec& spec)
     : pool_(pool),
@@ -69,7 +53,7 @@ void Model::most_likely(const bf16* hidden, int64_t num_rows, int64_t* token_ids
 }
 
 void Model::embed(const StepInputs& step) {
-  for_rows(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+  for_row_groups(pool_, step.num_rows, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       matrix_row(*spec_.embedding, step.token_ids[row], residual_.as<bf16>() + row * spec_.hidden_size);
     }
@@ -79,9 +63,17 @@ void Model::embed(const StepInputs& step) {
 void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, const Layer& layer, bf16* kv) {
   bf16* qkv = wide_.as<bf16>();
   multiply(layer.qkv, normalized_.as<bf16>(), step.num_rows, qkv);
-  const RotaryWrite rotary{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim,   spec_.cos,
-                           spec_.sin,       step.positions,     step.slot_mapping, step.num_rows};
-  for_rows(pool_, step.num_rows, [&](int64_t first, int64_t last) { rotary_write_rows(rotary, qkv, kv, first, last); });
+  const RotaryWrite rotary{.num_heads = spec_.num_heads,
+                           .num_kv_heads = spec_.num_kv_heads,
+                           .head_dim = spec_.head_dim,
+                           .cos = spec_.cos,
+                           .sin = spec_.sin,
+                           .positions = step.positions,
+                           .slot_mapping = step.slot_mapping,
+                           .num_rows = step.num_rows};
+  for_row_groups(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+    rotary_write_rows(rotary, qkv, kv, first, last);
+  });
   scratch_.reserve(plan.scratch_bytes());
   attend(pool_, plan, qkv, qkv_size_, kv, inner_.as<bf16>(), query_size_, scratch_.as<void>());
 }
@@ -98,11 +90,10 @@ void Model::keep_rows(const StepInputs& step) {
 }
 
 void Model::feed_forward(const Layer& layer, int64_t num_rows) {
-  bf16 *gate_up = wide_.as<bf16>(), *inner = inner_.as<bf16>();
-  multiply(layer.gate_up, normalized_.as<bf16>(), num_rows, gate_up);
-  for_rows(pool_, num_rows, [&](int64_t first, int64_t last) {
-    silu_mul_rows(gate_up, spec_.intermediate_size, first, last, inner);
-  });
+  const Matrix& gate_up = *layer.gate_up.matrix;
+  bf16* inner = inner_.as<bf16>();
+  matrix_gemm_silu_mul(pool_, gate_up, normalized_.as<bf16>(), spec_.hidden_size, num_rows, layer.gate_up.bias,
+                       wide_.as<bf16>(), inner, matrix_scratch(gate_up, num_rows));
   multiply(layer.down, inner, num_rows, delta_.as<bf16>());
 }
 
@@ -113,7 +104,7 @@ void Model::multiply(const Linear& linear, const bf16* x, int64_t num_rows, bf16
 }
 
 void Model::normalize(const bf16* x, const bf16* weight, int64_t num_rows, bf16* out) {
-  for_rows(pool_, num_rows, [&](int64_t first, int64_t last) {
+  for_row_groups(pool_, num_rows, [&](int64_t first, int64_t last) {
     rms_norm_rows(x, residual_.as<bf16>(), weight, spec_.rms_norm_eps, spec_.hidden_size, first, last, out);
   });
 }

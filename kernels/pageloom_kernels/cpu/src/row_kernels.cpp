@@ -2,16 +2,11 @@
 
 #include <cmath>
 
+#include "activation.h"
 #include "simd.h"
 
 namespace pageloom {
 namespace {
-
-Floats rounded(Floats x) {
-  alignas(64) bf16 halves[kLanes];
-  store_bf16(halves, x);
-  return load_bf16(halves);
-}
 
 // The rest of a row that is no multiple of kLanes, as a vector filled up with zeros.
 Floats load_rest(const bf16* p, int64_t count) {
@@ -50,8 +45,6 @@ float sum_of_squares(const bf16* row, int64_t width) {
   }
   return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
-
-Floats silu(Floats x) { return div(x, add(splat(1.0f), exponential(sub(zeros(), x)))); }
 
 // The two halves of a head turn against each other.
 void rotate_head(bf16* head, const float* cos, const float* sin, int half) {
@@ -108,16 +101,15 @@ void rms_norm_rows(const bf16* x, bf16* residual, const bf16* weight, float eps,
     if (x != nullptr) map_row(width, sums, add, x + row * width, sums);
     const float mean = sum_of_squares(sums, width) / static_cast<float>(width);
     const Floats factor = splat(1.0f / std::sqrt(mean + eps));
-    map_row(width, out + row * width, [&](Floats value, Floats scale) { return mul(rounded(mul(value, factor)), scale); },
-            sums, weight);
+    const auto normalize = [&](Floats value, Floats scale) { return mul(rounded(mul(value, factor)), scale); };
+    map_row(width, out + row * width, normalize, sums, weight);
   }
 }
 
 void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t last, bf16* out) {
   for (int64_t row = first; row < last; ++row) {
     const bf16* gate = gate_up + row * 2 * width;
-    map_row(width, out + row * width, [](Floats g, Floats up) { return mul(rounded(silu(g)), up); }, gate,
-            gate + width);
+    map_row(width, out + row * width, silu_mul, gate, gate + width);
   }
 }
 

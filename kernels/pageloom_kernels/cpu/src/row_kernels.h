@@ -1,9 +1,24 @@
 // What happens to each token's row between the matrix products? Every function works on rows [first, last).
 #pragma once
 
+#include <algorithm>
+
 #include "kernels.h"
 
 namespace pageloom {
+
+// Rows that a thread takes at a time. Waking the others costs as much as a few rows do.
+constexpr int64_t kRowGroup = 4;
+
+// function(first, last) over all rows.
+template <class Function>
+void for_row_groups(ThreadPool& pool, int64_t num_rows, const Function& function) {
+  const auto num_groups = static_cast<int>((num_rows + kRowGroup - 1) / kRowGroup);
+  pool.run(num_groups, [&](int group, int) {
+    const int64_t first = group * kRowGroup;
+    function(first, std::min(first + kRowGroup, num_rows));
+  });
+}
 
 // residual += x, if x is not nullptr (rounded to bf16); out = rms_norm(residual) * weight. As the PyTorch twin,
 // statistics are fp32 and the normalized value is rounded before the weight scales it. All are [rows, width].
