@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
-from pageloom import wire
+from pageloom import __version__, wire
 from pageloom.client import EngineClient
 from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokensGenerated
 from pageloom.requests import EngineInfo, GenerateRequest
@@ -74,19 +74,28 @@ class ClockDriver:
             self._ticking = asyncio.create_task(self._tick())
 
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
-        raise NotImplementedError
+        """Every stream runs to its end, so there is nothing to cancel."""
 
     def close(self, request_id: str) -> None:
         del self._readers[request_id]
 
     def timelines(self, request_id: str) -> tuple[Timeline, ...] | None:
-        raise NotImplementedError
+        return None
 
     async def drain_worker(self, worker_id: str, timeout_s: float | None) -> bool:
-        raise NotImplementedError
+        return False
 
     def info(self) -> EngineInfo:
-        raise NotImplementedError
+        return EngineInfo(
+            version=__version__,
+            model=None,
+            workers=(),
+            num_running=len(self._readers),
+            num_waiting=0,
+            max_num_seqs=self._load.num_streams,
+            max_num_batched_tokens=self._load.num_streams,
+            draining=False,
+        )
 
     async def _tick(self) -> None:
         next_s = time.monotonic()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 
 from pageloom.errors import DeadlineExceeded, InvalidRequest
+from pageloom.requests import MAX_TENANT_CHARS
 
 TENANT_HEADER = "x-tenant-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
-MAX_TENANT_CHARS = 256
 MAX_TIMEOUT_S = 86_400.0
 
 

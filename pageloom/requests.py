@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pageloom.plan import CacheInfo, ModelInfo
 from pageloom.sampling_params import SamplingParams
 
+MAX_TENANT_CHARS = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:

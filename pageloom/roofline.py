@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from pageloom.errors import InvalidConfig
 from pageloom.hardware_profiles import GPUS, MODELS, Gpu, ModelProfile
+from pageloom.plan import CacheInfo
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -138,6 +139,28 @@ def roofline(gpu: str, model: str, tensor_parallel_size: int = 1) -> Roofline:
     if model_profile is None:
         raise InvalidConfig(f"there is no profile of the model {model!r}; there are {', '.join(MODELS)}")
     return Roofline(gpu_profile, model_profile, tensor_parallel_size)
+
+
+def simulated_cache(
+    timer: StepTimer,
+    *,
+    block_size: int,
+    num_blocks: int | None,
+    kv_cache_memory_bytes: int | None,
+    gpu_memory_utilization: float,
+) -> CacheInfo:
+    """KV memory by `num_blocks`, else `kv_cache_memory_bytes`, else what the weights leave of the GPU.
+
+    Raises InvalidConfig if not even one block fits.
+    """
+    block_bytes = timer.model.kv_bytes_per_token * block_size
+    if num_blocks is None and kv_cache_memory_bytes is not None:
+        num_blocks = kv_cache_memory_bytes // block_bytes
+    elif num_blocks is None:
+        num_blocks = timer.num_kv_tokens(gpu_memory_utilization) // block_size
+    if num_blocks < 1:
+        raise InvalidConfig(f"the KV memory is too small for one block of {block_bytes} bytes")
+    return CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes)
 
 
 def parse_profile(text: str) -> StepTimer:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from pageloom.errors import InvalidRequest
-from pageloom.requests import GenerateRequest
+from pageloom.requests import MAX_TENANT_CHARS, GenerateRequest
 
 MAX_REQUEST_ID_CHARS = 256
-MAX_TENANT_CHARS = 256
 
 
 def check_request(request: GenerateRequest) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
-from pageloom.roofline import StepShape, StepTimer, parse_profile
+from pageloom.roofline import StepShape, StepTimer, parse_profile, simulated_cache
 from pageloom.simulated_tokens import SIMULATED_EOS_TOKEN_ID, choice_key, draw_tokens
 from worker_svc.slots import Runs, SlotTable
 
@@ -23,7 +23,13 @@ def simulated_runner(config: WorkerConfig) -> SimulatedRunner:
     """A runner for `config.simulate`. Raises InvalidConfig."""
     assert config.simulate is not None
     timer = parse_profile(config.simulate)
-    cache = _cache_info(config, timer)
+    cache = simulated_cache(
+        timer,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+    )
     num_kv_tokens = cache.num_blocks * cache.block_size
     model = timer.model
     if (config.max_model_len or 0) > model.max_model_len:
@@ -95,19 +101,6 @@ class SimulatedRunner:
         time.sleep(max(0.0, wake_s - time.perf_counter()))
         # More than one step late is a stall, which a real device would not make up for either.
         self._overdue_s = min(max(0.0, time.perf_counter() - wake_s), duration_s)
-
-
-def _cache_info(config: WorkerConfig, timer: StepTimer) -> CacheInfo:
-    block_bytes = timer.model.kv_bytes_per_token * config.block_size
-    if config.num_blocks is not None:
-        num_blocks = config.num_blocks
-    elif config.kv_cache_memory_bytes is not None:
-        num_blocks = config.kv_cache_memory_bytes // block_bytes
-    else:
-        num_blocks = timer.num_kv_tokens(config.gpu_memory_utilization) // config.block_size
-    if num_blocks < 1:
-        raise InvalidConfig(f"the KV memory is too small for one block of {block_bytes} bytes")
-    return CacheInfo(block_size=config.block_size, num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes)
 
 
 def _shape(runs: Runs) -> StepShape:

@@ -87,7 +87,7 @@ class Admission:
             sequence.history.waits(WaitReason.PREFIX, self.now)
             self.num_prefix_waits += 1
             return self.num_prefix_waits < MAX_PREFIX_WAITS
-        if (num_missing_blocks := self._num_missing_blocks(offer)) > 0:
+        if (num_missing_blocks := self._num_missing_blocks(sequence, offer)) > 0:
             num_needed_blocks = self.group.tables.pool.num_free + num_missing_blocks
             sequence.retry = (self.group.epoch, num_needed_blocks, self.group.num_steps + NUM_PLANS_TO_RETRY)
             return self._blocks(sequence, num_missing_blocks)
@@ -166,8 +166,8 @@ class Admission:
             if binding is not None and binding.worker_id == here and self.group.columns.active[binding.slot]
         ]
 
-    def _num_missing_blocks(self, offer: Offer) -> int:
-        num_reserved_blocks = policy.num_reserved_blocks(len(self.group.bound))
+    def _num_missing_blocks(self, sequence: Sequence, offer: Offer) -> int:
+        num_reserved_blocks = self.group.num_reserved_blocks(sequence)
         return offer.num_taken_blocks + num_reserved_blocks - self.group.tables.pool.num_free
 
     def _patience(self) -> int:

@@ -49,7 +49,7 @@ class Homes:
     def has_room(self, sequence: Sequence) -> bool:
         """Whether the home of a sequence in the queue could admit it now."""
         home = self._home_of(sequence)
-        return home is not None and home.has_room(len(sequence.token_ids))
+        return home is not None and home.has_room(sequence)
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         home = self._home_of(sequence)

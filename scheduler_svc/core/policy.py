@@ -37,16 +37,6 @@ def memory_order(limits: Limits, order: Order, admission: int) -> Order:
     return order
 
 
-def num_reserved_blocks(num_bound: int) -> int:
-    """Blocks that an admission must leave free for the growth of those already bound.
-
-    One for each: whoever is bound can go on for a block's worth of tokens before the newcomer would
-    have to be preempted again, its prefill wasted. Zero on an empty worker, which takes anything that fits.
-    Simulated under memory-bound load, this leaves 10-30% of the preemptions that no reserve gives, at equal throughput.
-    """
-    return num_bound
-
-
 def chunk_len(num_remaining_tokens: int, budget: int) -> int:
     """How many of a sequence's remaining known tokens run in a step that has `budget` tokens left."""
     return min(num_remaining_tokens, budget)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pageloom.errors import InvalidConfig
 from pageloom.plan import CacheInfo, ModelInfo, WorkerHello
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.requests import GenerateRequest
-from pageloom.roofline import Roofline, roofline
+from pageloom.roofline import Roofline, roofline, simulated_cache
 from pageloom.simulated_tokens import SIMULATED_EOS_TOKEN_ID
 from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
 from scheduler_svc.core import Limits, Scheduler
@@ -65,7 +64,13 @@ def simulate(config: SimulationConfig, trace: Trace, until_s: float = math.inf) 
     Raises InvalidConfig, or EngineError if the scheduler leaves requests waiting for ever.
     """
     timer = roofline(config.gpu, config.model, config.tensor_parallel_size)
-    cache = _cache_info(config, timer)
+    cache = simulated_cache(
+        timer,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+    )
     model = _model_info(config, timer, cache)
     output_lens = np.array([request.num_output_tokens for request in trace.requests], np.int64)
     contiguous = config.kv_policy != KvPolicy.paged
@@ -113,19 +118,6 @@ def simulate(config: SimulationConfig, trace: Trace, until_s: float = math.inf) 
 
 def _worker_ids(config: SimulationConfig) -> list[str]:
     return [f"worker-{i}" for i in range(config.num_workers)]
-
-
-def _cache_info(config: SimulationConfig, timer: Roofline) -> CacheInfo:
-    block_bytes = timer.model.kv_bytes_per_token * config.block_size
-    if config.num_blocks is not None:
-        num_blocks = config.num_blocks
-    elif config.kv_cache_memory_bytes is not None:
-        num_blocks = config.kv_cache_memory_bytes // block_bytes
-    else:
-        num_blocks = timer.num_kv_tokens(config.gpu_memory_utilization) // config.block_size
-    if num_blocks < 1:
-        raise InvalidConfig(f"the KV memory is too small for one block of {block_bytes} bytes")
-    return CacheInfo(block_size=config.block_size, num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes)
 
 
 def _model_info(config: SimulationConfig, timer: Roofline, cache: CacheInfo) -> ModelInfo:
