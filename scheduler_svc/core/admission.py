@@ -75,6 +75,9 @@ class Admission:
         if not self.group.free_slots:
             self._stays(sequence, WaitReason.SLOTS)
             return False
+        if not self.group.has_slot(sequence):
+            self._stays(sequence, WaitReason.SLOTS)
+            return True
         if self.draft.budget == 0 or self.num_admitted_tokens >= policy.MAX_ADMITTED_TOKENS:
             self._stays(sequence, WaitReason.QUEUE)
             return False

@@ -29,9 +29,11 @@ class History:
         behind: tuple[str, ...] = (),
         num_missing_blocks: int = 0,
     ) -> None:
-        """It waits for this reason from now on; nothing new if it did before."""
+        """It waits for this reason from now on; if it did before, at most whom it waits for is new."""
         last = self._waits[-1] if self._waits else None
         if last is not None and last.end_s is None:
+            if last.reason is reason and num_ahead:
+                self._waits[-1] = replace(last, num_ahead=num_ahead, behind_request_ids=behind)
             if last.reason is reason or len(self._waits) >= MAX_ENTRIES:
                 return
             num_ahead, behind = num_ahead or last.num_ahead, behind or last.behind_request_ids

@@ -13,7 +13,7 @@ from pageloom.outputs import FinishReason
 from pageloom.plan import BatchPlan, ModelInfo, StepResult, WorkerHello
 from pageloom.policies import SchedulingPolicy
 from pageloom.requests import GenerateRequest
-from pageloom.timeline import Timeline
+from pageloom.timeline import Timeline, WaitReason
 from scheduler_svc.core import policy
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.block_table import Offer
@@ -324,6 +324,9 @@ class Scheduler:
         self._note_stop(group, victim, now, preempted_by=claimant.request_id)
         if waits_again:
             self._homes.enter(victim.sequence, now)
+        else:
+            # It enters the queue when the tokens that are in flight for it are there, unless one of them is its last.
+            victim.sequence.history.waits(WaitReason.QUEUE, now)
 
     def _note_stop(
         self, group: WorkerGroup, binding: Binding, now: float, *, preempted_by: str = "", worker_lost: bool = False

@@ -111,6 +111,7 @@ class WaitingQueue:
             push(tenant_index, position + stays)
 
     def _lift(self, tenant: Tenant) -> None:
-        counters = [self._by_index[index].num_served for index in self._queues]
+        # Less one, so that who comes back goes before those who wait, not behind all that they have there.
+        counters = [self._by_index[index].num_served - 1 for index in self._queues]
         last_counter = 0 if self._last_tenant is None else self._last_tenant.num_served
         tenant.num_served = max(tenant.num_served, min(counters, default=last_counter))

@@ -5,11 +5,23 @@ import pytest
 from pageloom.policies import SchedulingPolicy
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.paper_world import PaperWorld
+from tests.support.paper_model import paper_hello
 
 
 def one_at_a_time(policy: SchedulingPolicy, **limits: float) -> PaperWorld:
     """A worker with a single slot, so that the order of admission shows."""
     return make_world(make_limits(max_num_seqs=1, scheduling_policy=policy, **limits))  # type: ignore[arg-type]
+
+
+def with_64_slots(num_blocks: int) -> PaperWorld:
+    world = PaperWorld(make_limits(max_num_seqs=64, max_num_batched_tokens=400, enable_prefix_caching=False))
+    world.attach(paper_hello("a", max_num_seqs=64, max_num_batched_tokens=400, num_blocks=num_blocks))
+    return world
+
+
+def flood(world: PaperWorld, num_requests: int) -> None:
+    for index in range(num_requests):
+        world.submit(make_request(f"flood{index}", prompt=5, max_tokens=50, tenant="flood"))
 
 
 def order_of_admission(world: PaperWorld) -> list[str]:
@@ -69,8 +81,8 @@ class TestFairShares:
             world.submit(make_request(f"a{index}", prompt=4, max_tokens=4, tenant="a"))
         for index in range(3):
             world.submit(make_request(f"b{index}", prompt=4, max_tokens=4, tenant="b"))
-        # Without the lift, the newcomer would go first until it had as much as the other ever had.
-        assert order_of_admission(world) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+        # It goes before those who wait, but only once: without the lift, until it had as much as the other ever had.
+        assert order_of_admission(world) == ["b0", "a0", "b1", "a1", "b2", "a2"]
 
     def test_a_short_break_forgives_nothing(self):
         world = one_at_a_time(SchedulingPolicy.fair)
@@ -114,6 +126,36 @@ class TestFairShares:
             world.step()
         assert not world.streams["other", 0].token_ids
         world.drain()
+
+    def test_slots_are_left_for_a_tenant_below_its_share(self):
+        world = with_64_slots(num_blocks=1_000)
+        world.submit(make_request("light0", max_tokens=50, tenant="light"))
+        flood(world, 70)
+        world.step()
+        # A 32nd of them stays free.
+        assert len(world.running()) == 62
+        for index in range(1, 4):
+            world.submit(make_request(f"light{index}", max_tokens=50, tenant="light"))
+        assert world.admitted(world.step()) == ["light1", "light2"]
+
+    def test_a_single_tenant_gets_every_slot(self):
+        world = with_64_slots(num_blocks=1_000)
+        flood(world, 70)
+        world.step()
+        assert len(world.running()) == 64
+
+    def test_memory_is_left_for_a_tenant_below_its_share(self):
+        world = with_64_slots(num_blocks=96)
+        world.submit(make_request("light0", prompt=4, max_tokens=12, tenant="light"))
+        flood(world, 40)
+        world.step()
+        num_free_blocks = world.scheduler.groups["a"].tables.pool.num_free
+        num_running = len(world.running())
+        # A block for each to grow into, and a 32nd of the memory; two more would have let in another one.
+        assert num_running + 3 <= num_free_blocks < num_running + 3 + 2
+        # The other need only leave twice its own, of which there is one, and goes before those who wait.
+        assert world.submit(make_request("light1", prompt=4 * (num_free_blocks - 5), max_tokens=2, tenant="light"))
+        assert world.admitted(world.step()) == ["light1"]
 
 
 class TestPriority:

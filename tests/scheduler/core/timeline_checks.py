@@ -21,15 +21,10 @@ def check_timeline(timeline: Timeline, now_s: float) -> None:
     for before, after in itertools.pairwise(stretches):
         assert before.end_s is not None, f"{before} has no end"
         assert before.start_s <= before.end_s
-        if _was_preempted(before):
-            # What was in flight then still has to come, before it waits again.
-            assert before.end_s <= after.start_s, f"{before} and {after} overlap"
-        else:
-            assert before.end_s == after.start_s, f"a gap or overlap between {before} and {after}"
+        assert before.end_s == after.start_s, f"a gap or overlap between {before} and {after}"
         assert isinstance(before, Wait) or isinstance(after, Wait), "two runs without a wait between"
     last = stretches[-1]
-    if not _was_preempted(last):
-        assert last.end_s == timeline.finished_s, "the end is another than that of the last wait or run"
+    assert last.end_s == timeline.finished_s, "the end is another than that of the last wait or run"
     assert last.start_s <= (now_s if last.end_s is None else last.end_s) <= now_s
     for run in runs:
         assert run.end_s is not None or run is runs[-1]
