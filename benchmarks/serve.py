@@ -4,12 +4,7 @@ It drives Pageloom, vLLM or llama.cpp's server alike over /v1/completions, with 
 greedy, each request to its full length. What the figures mean is in `latency.py`.
 """
 
-import asyncio
-import json
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,36 +13,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from benchmarks.completions import encode_request, read_completion
 from benchmarks.errors import BenchmarkError
-from benchmarks.http_connection import Endpoint, Exchange, HttpConnection
-from benchmarks.latency import Round, Summary, summarize
+from benchmarks.http_connection import Endpoint
+from benchmarks.latency import Summary, summarize
+from benchmarks.load import ALL_WORKLOADS, Settings, chosen_workloads, first_model, run_round, warm_up
 from benchmarks.machine import Machine
 from benchmarks.report import print_table, write_json
-from benchmarks.workloads import NUM_RESERVED_IDS, WORKLOADS, CompletionRequest, Workload, round_requests
-
-ALL_WORKLOADS = "all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How much is sent. A warm-up wave is as many requests as the workload runs at once."""
-
-    num_rounds: int
-    num_warmup_waves: int
-    requests_scale: float
-    seed: int
-    vocab_size: int
-    timeout_s: float
-
-    def requests(self, workload: Workload, round_name: str) -> list[CompletionRequest]:
-        return round_requests(
-            workload,
-            round_name=round_name,
-            seed=self.seed,
-            vocab_size=self.vocab_size,
-            scale=self.requests_scale,
-        )
+from benchmarks.workloads import NUM_RESERVED_IDS, WORKLOADS, Workload
 
 
 def main(
@@ -84,9 +56,9 @@ def main(
         timeout_s=timeout,
     )
     try:
-        chosen = _chosen_workloads(workload or [ALL_WORKLOADS])
+        chosen = chosen_workloads(workload or [ALL_WORKLOADS])
         endpoint = Endpoint.parse(url, api_key)
-        model = model or uvloop.run(_first_model(endpoint, timeout))
+        model = model or uvloop.run(first_model(endpoint, timeout))
         summaries = uvloop.run(_measure_all(endpoint, model, chosen, settings))
     except BenchmarkError as error:
         typer.echo(f"error: {error}", err=True)
@@ -104,25 +76,6 @@ def main(
         )
 
 
-def _chosen_workloads(names: list[str]) -> list[Workload]:
-    unknown = [name for name in names if name not in WORKLOADS and name != ALL_WORKLOADS]
-    if unknown:
-        raise BenchmarkError(f"--workload must be one of {', '.join([*WORKLOADS, ALL_WORKLOADS])}, not {unknown[0]}")
-    return [workload for name, workload in WORKLOADS.items() if ALL_WORKLOADS in names or name in names]
-
-
-async def _first_model(endpoint: Endpoint, timeout_s: float) -> str:
-    connection = await HttpConnection.open(endpoint)
-    try:
-        async with asyncio.timeout(timeout_s):
-            answer = await connection.exchange(endpoint.encode("GET", "/v1/models"))
-        return str(json.loads(answer.body)["data"][0]["id"])
-    except (TimeoutError, ValueError, LookupError, TypeError) as error:
-        raise BenchmarkError("the server's /v1/models names no model: pass --model") from error
-    finally:
-        connection.close()
-
-
 async def _measure_all(
     endpoint: Endpoint, model: str, workloads: list[Workload], settings: Settings
 ) -> dict[str, Summary]:
@@ -137,56 +90,13 @@ async def _measure_all(
 async def _measure(
     endpoint: Endpoint, model: str, workload: Workload, settings: Settings, progress: Progress, task: TaskID
 ) -> Summary:
-    for wave in range(settings.num_warmup_waves):
-        requests = settings.requests(workload, f"warmup-{wave}")[: workload.concurrency]
-        await _run_round(endpoint, model, workload, requests, settings.timeout_s)
+    await warm_up(endpoint, model, workload, settings)
     rounds = []
     for index in range(settings.num_rounds):
         requests = settings.requests(workload, f"round-{index}")
-        rounds.append(await _run_round(endpoint, model, workload, requests, settings.timeout_s))
+        rounds.append(await run_round(endpoint, model, workload, requests, settings.timeout_s))
         progress.advance(task)
     return summarize(rounds)
-
-
-async def _run_round(
-    endpoint: Endpoint, model: str, workload: Workload, requests: list[CompletionRequest], timeout_s: float
-) -> Round:
-    """Encoding and reading happen outside of the measured time."""
-    encoded = [encode_request(endpoint, model, request) for request in requests]
-    queue = iter(enumerate(encoded))
-    num_slots = min(workload.concurrency, len(requests))
-    connections = [await HttpConnection.open(endpoint) for _ in range(num_slots)]
-    exchanges: dict[int, Exchange] = {}
-    cpu_start_s = time.process_time()
-    try:
-        async with asyncio.TaskGroup() as slots:
-            for connection in connections:
-                slots.create_task(_run_slot(endpoint, connection, queue, exchanges, timeout_s))
-    except* BenchmarkError as group:
-        raise group.exceptions[0] from None
-    client_cpu_s = time.process_time() - cpu_start_s
-    completions = tuple(read_completion(exchanges[index], request) for index, request in enumerate(requests))
-    return Round(completions=completions, client_cpu_s=client_cpu_s)
-
-
-async def _run_slot(
-    endpoint: Endpoint,
-    connection: HttpConnection,
-    queue: Iterator[tuple[int, bytes]],
-    exchanges: dict[int, Exchange],
-    timeout_s: float,
-) -> None:
-    """Takes requests off the shared queue, one after the other, until it is empty."""
-    try:
-        for index, request in queue:
-            if not connection.is_open:
-                connection = await HttpConnection.open(endpoint)
-            async with asyncio.timeout(timeout_s):
-                exchanges[index] = await connection.exchange(request)
-    except TimeoutError:
-        raise BenchmarkError(f"a request took longer than {timeout_s:g} s") from None
-    finally:
-        connection.close()
 
 
 if __name__ == "__main__":
