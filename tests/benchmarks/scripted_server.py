@@ -6,6 +6,7 @@ The model's name picks the script.
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -106,6 +107,11 @@ def _usage(prompt_len: int, num_tokens: int) -> dict[str, object]:
     return {"prompt_tokens": prompt_len, "completion_tokens": num_tokens, "prompt_tokens_details": details}
 
 
+def serve(port: int) -> None:
+    """In a process of its own, until it is ended: `python -m tests.benchmarks.scripted_server PORT`."""
+    uvicorn.run(_app(ScriptedServer(f"http://127.0.0.1:{port}")), port=port, log_level="critical")
+
+
 @contextmanager
 def scripted_server() -> Iterator[ScriptedServer]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -118,3 +124,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
         finally:
             uvicorn_server.should_exit = True
             thread.join()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
