@@ -27,6 +27,9 @@ from worker_svc.models.model import Destination
 from worker_svc.models.quantized import BlockDestination, quantized_matrix
 
 _CPU = torch.device("cpu")
+# The hidden states before attention have a few values far above the rest: with one byte for each input, queries and
+# keys from them are off by as much as everything else together. Errors of the head choose another token directly.
+_PRECISE_CODES = 2
 
 
 class CpuLlama:
@@ -42,10 +45,18 @@ class CpuLlama:
         self._loading: Llama | None = Llama(config, num_positions=num_positions, dtype=torch.bfloat16, device=_CPU)
         self._store = WeightStore(pool)
         self._blocks: dict[str, BlockDestination] = {}
-        self._embedding = self._quantized_matrix(ggml_types, [EMBEDDING], [config.vocab_size], config.hidden_size)
+        # It may be the head too.
+        self._embedding = self._quantized_matrix(
+            ggml_types, [EMBEDDING], [config.vocab_size], config.hidden_size, _PRECISE_CODES
+        )
+        precise = {self._loading.head, *(layer.qkv for layer in self._loading.layers)}
         self._quantized = {
             linear: self._quantized_matrix(
-                ggml_types, [f"{name}.weight" for name in names], sizes, linear.weight.shape[1]
+                ggml_types,
+                [f"{name}.weight" for name in names],
+                sizes,
+                linear.weight.shape[1],
+                _PRECISE_CODES if linear in precise else 1,
             )
             for linear, names, sizes in self._loading.linears()
         }
@@ -91,9 +102,14 @@ class CpuLlama:
         self._engine = StepEngine(self._store, weights)
 
     def _quantized_matrix(
-        self, ggml_types: Mapping[str, int], names: Sequence[str], sizes: Sequence[int], in_features: int
+        self,
+        ggml_types: Mapping[str, int],
+        names: Sequence[str],
+        sizes: Sequence[int],
+        in_features: int,
+        codes_per_input: int,
     ) -> PackedMatrix | None:
-        found = quantized_matrix(self._store, ggml_types, names, sizes, in_features)
+        found = quantized_matrix(self._store, ggml_types, names, sizes, in_features, codes_per_input=codes_per_input)
         if found is None:
             return None
         matrix, destinations = found

@@ -26,7 +26,13 @@ class BlockDestination:
 
 
 def quantized_matrix(
-    store: WeightStore, ggml_types: Mapping[str, int], names: Sequence[str], sizes: Sequence[int], in_features: int
+    store: WeightStore,
+    ggml_types: Mapping[str, int],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    in_features: int,
+    *,
+    codes_per_input: int,
 ) -> tuple[PackedMatrix, dict[str, BlockDestination]] | None:
     """The matrix that the named tensors of `sizes` outputs are to form, below each other, and where each goes.
 
@@ -34,7 +40,7 @@ def quantized_matrix(
     """
     if not all(name in ggml_types and store.supports(ggml_types[name], in_features) for name in names):
         return None
-    matrix = store.quantized(in_features)
+    matrix = store.quantized(in_features, codes_per_input=codes_per_input)
     return matrix, {
         name: BlockDestination(store=store, matrix=matrix, ggml_type=ggml_types[name], shape=(size, in_features))
         for name, size in zip(names, sizes, strict=True)

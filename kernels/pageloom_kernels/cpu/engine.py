@@ -96,9 +96,10 @@ class WeightStore:
         supported: bool = self._functions.pageloom_quant_supports(ggml_type, in_features)
         return supported
 
-    def quantized(self, in_features: int) -> PackedMatrix:
-        """A matrix without outputs, to which `append` adds. Raises MemoryError."""
-        handle = self._functions.pageloom_quant_matrix(self._handle, in_features)
+    def quantized(self, in_features: int, *, codes_per_input: int = 1) -> PackedMatrix:
+        """A matrix without outputs, to which `append` adds. What it is multiplied by is quantized to `codes_per_input`
+        bytes, 1 or 2, for each input. Raises MemoryError."""
+        handle = self._functions.pageloom_quant_matrix(self._handle, in_features, codes_per_input)
         return PackedMatrix(_allocated(handle), 0, in_features)
 
     def append(self, matrix: PackedMatrix, ggml_type: int, blocks: NDArray[np.uint8]) -> None:

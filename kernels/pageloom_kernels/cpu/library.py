@@ -32,7 +32,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "weights_free": (None, (c_void_p,)),
     "weights_bytes": (c_size_t, (c_void_p,)),
     "bf16_matrix": (c_void_p, (*_POINTERS, c_void_p, c_int64, c_int64)),
-    "quant_matrix": (c_void_p, (c_void_p, c_int64)),
+    "quant_matrix": (c_void_p, (c_void_p, c_int64, c_int)),
     "quant_supports": (c_bool, (c_int, c_int64)),
     "quant_append": (c_bool, (*_POINTERS, c_void_p, c_int, c_void_p, c_int64)),
     "model_create": (c_void_p, (c_void_p, POINTER(structs.ModelSpec))),

@@ -24,6 +24,7 @@ class Multiplier:
         weight: Tensor | Sequence[tuple[GGMLQuantizationType, NDArray[np.uint8]]],
         *,
         in_features: int = 0,
+        codes_per_input: int = 1,
         num_threads: int = 2,
     ) -> None:
         self._functions = library.functions
@@ -32,7 +33,7 @@ class Multiplier:
         if isinstance(weight, Tensor):
             self._matrix: PackedMatrix = self.store.pack(weight)
         else:
-            self._matrix = self.store.quantized(in_features)
+            self._matrix = self.store.quantized(in_features, codes_per_input=codes_per_input)
             for kind, blocks in weight:
                 assert self.store.supports(kind, in_features)
                 self.store.append(self._matrix, kind, blocks)

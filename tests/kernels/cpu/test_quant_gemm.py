@@ -29,6 +29,7 @@ NUM_ROWS = 37
 
 types = pytest.mark.parametrize("ggml_type", TYPES, ids=lambda kind: kind.name)
 instruction_sets = pytest.mark.parametrize("library", INSTRUCTION_SETS, indirect=True)
+code_numbers = pytest.mark.parametrize("codes", [1, 2], ids=["byte", "two-bytes"])
 
 
 @pytest.fixture
@@ -36,8 +37,10 @@ def library(request: pytest.FixtureRequest) -> CpuLibrary:
     return load(request.param)
 
 
-def multiplier(library: CpuLibrary, *parts: tuple[GGMLQuantizationType, np.ndarray], num_threads: int = 2):
-    return Multiplier(library, parts, in_features=IN_FEATURES, num_threads=num_threads)
+def multiplier(
+    library: CpuLibrary, *parts: tuple[GGMLQuantizationType, np.ndarray], codes: int = 1, num_threads: int = 2
+) -> Multiplier:
+    return Multiplier(library, parts, in_features=IN_FEATURES, codes_per_input=codes, num_threads=num_threads)
 
 
 def random_blocks(kind: GGMLQuantizationType, num_rows: int, seed: int = 0) -> np.ndarray:
@@ -110,6 +113,17 @@ def test_quantizing_the_rows_costs_half_a_step_at_most(ggml_type):
 
 
 @types
+def test_a_second_byte_leaves_a_254th_of_that(ggml_type):
+    product = multiplier(load_cpu_library(), (ggml_type, random_blocks(ggml_type, OUT_FEATURES)), codes=2)
+    x = random_rows(NUM_ROWS)
+    expected = reference(ggml_type)
+    error = np.abs(product.sums(x).numpy() - x.double().numpy() @ expected.weight.T)
+    magnitude = np.abs(expected.quantized) @ (np.abs(expected.weight) + np.abs(expected.weight).max()).T
+    bound = expected.steps / 2 @ np.abs(expected.weight).T
+    assert (error <= 1.001 * bound / 254 + 1e-6 * magnitude).all()
+
+
+@types
 @instruction_sets
 def test_rows_are_dequantized_as_gguf_does(library, ggml_type):
     product = multiplier(library, (ggml_type, random_blocks(ggml_type, OUT_FEATURES)))
@@ -119,23 +133,26 @@ def test_rows_are_dequantized_as_gguf_does(library, ggml_type):
 
 
 @types
-def test_results_are_the_same_to_the_last_bit_in_any_company(ggml_type):
+@code_numbers
+def test_results_are_the_same_to_the_last_bit_in_any_company(ggml_type, codes):
     blocks, x = random_blocks(ggml_type, OUT_FEATURES), random_rows(NUM_ROWS)
-    product = multiplier(load_cpu_library(), (ggml_type, blocks))
+    product = multiplier(load_cpu_library(), (ggml_type, blocks), codes=codes)
     together = product.sums(x)
     assert together.isfinite().all()
     for first, last in ((0, 1), (1, 3), (5, 12), (20, 36), (3, 36)):
         assert torch.equal(product.sums(x[first:last]), together[first:last])
-    assert torch.equal(multiplier(load_cpu_library(), (ggml_type, blocks), num_threads=1).sums(x), together)
-    assert torch.equal(multiplier(load_cpu_library(), (ggml_type, blocks), num_threads=5).sums(x), together)
+    for num_threads in (1, 5):
+        other = multiplier(load_cpu_library(), (ggml_type, blocks), codes=codes, num_threads=num_threads)
+        assert torch.equal(other.sums(x), together)
 
 
 @types
-def test_instruction_sets_give_the_same_bits(ggml_type):
+@code_numbers
+def test_instruction_sets_give_the_same_bits(ggml_type, codes):
     blocks, x = random_blocks(ggml_type, OUT_FEATURES), random_rows(NUM_ROWS)
-    widest = multiplier(load_cpu_library(), (ggml_type, blocks)).sums(x)
-    assert torch.equal(multiplier(load("avx2"), (ggml_type, blocks)).sums(x), widest)
-    assert torch.equal(multiplier(load("avx512"), (ggml_type, blocks)).sums(x), widest)
+    widest = multiplier(load_cpu_library(), (ggml_type, blocks), codes=codes).sums(x)
+    for name in ("avx2", "avx512"):
+        assert torch.equal(multiplier(load(name), (ggml_type, blocks), codes=codes).sums(x), widest)
 
 
 @instruction_sets
@@ -159,15 +176,19 @@ def test_parts_of_different_types_lie_below_each_other(library):
 
 
 @instruction_sets
-def test_the_largest_output_wins(library):
-    product, x = multiplier(library, (TYPES[2], random_blocks(TYPES[2], OUT_FEATURES))), random_rows(NUM_ROWS)
+@code_numbers
+def test_the_largest_output_wins(library, codes):
+    product = multiplier(library, (TYPES[2], random_blocks(TYPES[2], OUT_FEATURES)), codes=codes)
+    x = random_rows(NUM_ROWS)
     assert torch.equal(product.winners(x), product.sums(x).argmax(dim=1))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @instruction_sets
-def test_a_row_that_is_not_finite_is_lost_alone(library, value):
-    product, x = multiplier(library, (TYPES[4], random_blocks(TYPES[4], OUT_FEATURES))), random_rows(NUM_ROWS)
+@code_numbers
+def test_a_row_that_is_not_finite_is_lost_alone(library, value, codes):
+    product = multiplier(library, (TYPES[4], random_blocks(TYPES[4], OUT_FEATURES)), codes=codes)
+    x = random_rows(NUM_ROWS)
     sums = product.sums(x)
     x[7, 300] = value
     damaged = product.sums(x)

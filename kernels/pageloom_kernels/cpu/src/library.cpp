@@ -70,9 +70,11 @@ PAGELOOM_EXPORT Matrix* pageloom_bf16_matrix(ThreadPool* pool, Weights* weights,
 }
 
 // An empty matrix, for pageloom_quant_append.
-PAGELOOM_EXPORT Matrix* pageloom_quant_matrix(Weights* weights, int64_t in_features) {
+PAGELOOM_EXPORT Matrix* pageloom_quant_matrix(Weights* weights, int64_t in_features, int codes_per_input) {
   Matrix* matrix = nullptr;
-  succeeds([&] { matrix = weights->add(QuantMatrix{.in_features = in_features}); });
+  succeeds([&] {
+    matrix = weights->add(QuantMatrix{.in_features = in_features, .codes_per_input = codes_per_input});
+  });
   return matrix;
 }
 

@@ -1,4 +1,5 @@
-// How do activations meet quantized weights? As bytes, with one scale for each block of 32 inputs.
+// How do activations meet quantized weights? As bytes, with one scale for each block of 32 inputs; where that is too
+// coarse, as two bytes each.
 #pragma once
 
 #include "kernels.h"
@@ -32,8 +33,13 @@ inline int64_t activation_bytes(int64_t num_rows, int64_t in_features) {
   return num_rows * (in_features / kQuantBlock) * kActivationBlockBytes;
 }
 
-// Quantizes one group of `num_rows` rows into [in_features / 32] blocks at `out`. Each code is x / scale rounded to
-// the nearest, ties to even, with scale = the largest |x| of the block / 127.
-void quantize_group(const bf16* x, int64_t x_stride, int num_rows, int64_t in_features, uint8_t* out);
+// An input is one code, or two of which the second holds what the first leaves: two rows of codes for a row then.
+constexpr int kMostCodesPerInput = 2;
+static_assert(kGroupRows % kMostCodesPerInput == 0, "the codes of a row are in one group");
+
+// Quantizes a group of `num_code_rows` rows of codes into [in_features / 32] blocks at `out`. The first code of an
+// input is x / scale rounded to the nearest, ties to even, with scale = the largest |x| of the block / 127.
+void quantize_group(const bf16* x, int64_t x_stride, int num_code_rows, int codes_per_input, int64_t in_features,
+                    uint8_t* out);
 
 }  // namespace pageloom

@@ -18,29 +18,31 @@ constexpr int64_t kItemBytes = int64_t{64} << 10;
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// The rows of one product, quantized; at the start of the scratch memory.
+// The rows of codes of one product, at the start of the scratch memory.
 class Groups {
  public:
-  Groups(void* scratch, int64_t num_rows, int64_t in_features)
+  Groups(void* scratch, int64_t num_rows, const QuantMatrix& matrix)
       : bytes_(static_cast<uint8_t*>(scratch)),
-        num_rows_(num_rows),
-        group_bytes_(activation_bytes(kGroupRows, in_features)) {}
+        num_code_rows_(num_rows * matrix.codes_per_input),
+        group_bytes_(activation_bytes(kGroupRows, matrix.in_features)) {}
 
-  int64_t count() const { return (num_rows_ + kGroupRows - 1) / kGroupRows; }
-  int rows_of(int64_t group) const {
-    return static_cast<int>(std::min<int64_t>(kGroupRows, num_rows_ - group * kGroupRows));
+  int64_t count() const { return (num_code_rows_ + kGroupRows - 1) / kGroupRows; }
+  int code_rows_of(int64_t group) const {
+    return static_cast<int>(std::min<int64_t>(kGroupRows, num_code_rows_ - group * kGroupRows));
   }
   uint8_t* at(int64_t group) const { return bytes_ + group * group_bytes_; }
 
  private:
   uint8_t* bytes_;
-  int64_t num_rows_, group_bytes_;
+  int64_t num_code_rows_, group_bytes_;
 };
 
-void quantize(ThreadPool& pool, const bf16* x, int64_t x_stride, int64_t in_features, const Groups& groups) {
+void quantize(ThreadPool& pool, const bf16* x, int64_t x_stride, const QuantMatrix& matrix, const Groups& groups) {
+  const int codes = matrix.codes_per_input;
+  const int64_t in_features = matrix.in_features;
   const auto quantize_one = [&](int group, int) {
-    const bf16* rows = x + group * kGroupRows * x_stride;
-    quantize_group(rows, x_stride, groups.rows_of(group), in_features, groups.at(group));
+    const bf16* rows = x + group * (kGroupRows / codes) * x_stride;
+    quantize_group(rows, x_stride, groups.code_rows_of(group), codes, in_features, groups.at(group));
   };
   if (groups.count() * kGroupRows * in_features > kAloneElements) {
     pool.run(static_cast<int>(groups.count()), quantize_one);
@@ -51,16 +53,18 @@ void quantize(ThreadPool& pool, const bf16* x, int64_t x_stride, int64_t in_feat
 
 // One group times tiles [first, end) of a part: output(row, first_output, end_output, results).
 template <class Output>
-void multiply_group(const QuantPart& part, int64_t in_features, int64_t first, int64_t end, const Groups& groups,
-                    int64_t group, const Output& output) {
-  const int num_rows = groups.rows_of(group);
+void multiply_group(const QuantMatrix& matrix, const QuantPart& part, int64_t first, int64_t end,
+                    const Groups& groups, int64_t group, const Output& output) {
+  const int codes = matrix.codes_per_input, num_code_rows = groups.code_rows_of(group);
+  const auto multiply_tile = part.format->multiply_tile[num_code_rows];
   for (int64_t tile = first; tile < end; ++tile) {
     Floats results[kGroupRows];
-    part.format->multiply_tile[num_rows](part.tiles + tile * part.tile_bytes, in_features, groups.at(group), results);
+    multiply_tile(part.tiles + tile * part.tile_bytes, matrix.in_features, groups.at(group), results);
     const int64_t first_output = part.first_output + tile * kLanes;
     const int64_t end_output = part.first_output + std::min(part.num_outputs, (tile + 1) * kLanes);
-    for (int row = 0; row < num_rows; ++row) {
-      output(group * kGroupRows + row, first_output, end_output, results[row]);
+    for (int row = 0; row < num_code_rows / codes; ++row) {
+      const Floats result = codes == 1 ? results[row] : add(results[2 * row], results[2 * row + 1]);
+      output(group * (kGroupRows / codes) + row, first_output, end_output, result);
     }
   }
 }
@@ -72,8 +76,7 @@ void multiply_item(const QuantMatrix& matrix, int64_t first, int64_t end, const 
                    int64_t end_group, const Output& output) {
   for (const QuantPart& part : matrix.parts) {
     for (int64_t group = first_group; group < end_group; ++group) {
-      multiply_group(part, matrix.in_features, std::max<int64_t>(first, 0), std::min(end, part.num_tiles), groups,
-                     group, output);
+      multiply_group(matrix, part, std::max<int64_t>(first, 0), std::min(end, part.num_tiles), groups, group, output);
     }
     first -= part.num_tiles;
     end -= part.num_tiles;
@@ -84,8 +87,8 @@ void multiply_item(const QuantMatrix& matrix, int64_t first, int64_t end, const 
 template <class Output>
 void multiply(ThreadPool& pool, const QuantMatrix& matrix, const bf16* x, int64_t x_stride, int64_t num_rows,
               void* scratch, const Output& output) {
-  const Groups groups(scratch, num_rows, matrix.in_features);
-  quantize(pool, x, x_stride, matrix.in_features, groups);
+  const Groups groups(scratch, num_rows, matrix);
+  quantize(pool, x, x_stride, matrix, groups);
   int64_t num_tiles = 0, num_bytes = 0;
   for (const QuantPart& part : matrix.parts) {
     num_tiles += part.num_tiles;
@@ -104,15 +107,14 @@ void multiply(ThreadPool& pool, const QuantMatrix& matrix, const bf16* x, int64_
   });
 }
 
-Best* bests_in(void* scratch, int64_t num_rows, int64_t in_features) {
-  return reinterpret_cast<Best*>(static_cast<uint8_t*>(scratch) +
-                                 round_up(activation_bytes(num_rows, in_features), kScratchAlignment));
+int64_t group_bytes(const QuantMatrix& matrix, int64_t num_rows) {
+  return round_up(activation_bytes(num_rows * matrix.codes_per_input, matrix.in_features), kScratchAlignment);
 }
 
 }  // namespace
 
 size_t quant_scratch_bytes(const QuantMatrix& matrix, int64_t num_rows, int num_threads) {
-  return static_cast<size_t>(round_up(activation_bytes(num_rows, matrix.in_features), kScratchAlignment) +
+  return static_cast<size_t>(group_bytes(matrix, num_rows) +
                              num_rows * num_threads * static_cast<int64_t>(sizeof(Best)));
 }
 
@@ -144,7 +146,8 @@ void quant_gemm_float(ThreadPool& pool, const QuantMatrix& matrix, const bf16* x
 
 void quant_gemm_argmax(ThreadPool& pool, const QuantMatrix& matrix, const bf16* x, int64_t x_stride,
                        int64_t num_rows, int64_t* winners, void* scratch) {
-  Best* bests = bests_in(scratch, num_rows, matrix.in_features);  // [num_threads, num_rows]
+  uint8_t* const after_groups = static_cast<uint8_t*>(scratch) + group_bytes(matrix, num_rows);
+  Best* bests = reinterpret_cast<Best*>(after_groups);  // [num_threads, num_rows]
   std::fill_n(bests, num_rows * pool.num_threads(), Best{});
   multiply(pool, matrix, x, x_stride, num_rows, scratch,
            [&](int thread, int64_t row, int64_t first, int64_t end, Floats results) {

@@ -21,6 +21,7 @@ struct QuantPart {
 // Parts one below the other: the projections that a layer multiplies at once may be of different types.
 struct QuantMatrix {
   int64_t in_features;
+  int codes_per_input = 1;  // 1 or 2 bytes for each input that it is multiplied by
   int64_t out_features = 0;
   std::vector<QuantPart> parts;
 };
@@ -36,7 +37,7 @@ void quant_append(ThreadPool& pool, Arena& arena, QuantMatrix& matrix, int ggml_
 // One row of the matrix, dequantized (an embedding looked up).
 void quant_row(const QuantMatrix& matrix, int64_t row, bf16* out);
 
-// Of all that follow, which quantize x to bytes, with one scale for each 32 inputs. In each of them a row's result
+// Of all that follow, which quantize x to bytes (quant_activations.h). In each of them a row's result
 // is computed in the same order whatever the other rows and the threads are: whole numbers within 32 inputs, then
 // one fp32 sum per output over those in ascending order. So all instruction sets give the same bits as well.
 size_t quant_scratch_bytes(const QuantMatrix& matrix, int64_t num_rows, int num_threads);
