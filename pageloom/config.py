@@ -71,6 +71,7 @@ DEFAULT_PRIORITY_AGEING_S = 60.0
 DEFAULT_BLOCK_SIZE = 32
 DEFAULT_MEMORY_UTILIZATION = 0.9
 DEFAULT_WORKER_ID = "worker-0"
+MAX_PORT = 65535
 # Below what the kernel holds: 107 bytes on Linux, 103 on macOS.
 MAX_SOCKET_PATH_BYTES = 100
 
@@ -164,8 +165,8 @@ class WorkerConfig(ServiceConfig):
     metrics_port: int | None = None
     device: str = "auto"
     dtype: str = "auto"
-    quantization: str = "none"
-    cpu_kernels: str = "torch"
+    quantization: str = "auto"
+    cpu_kernels: str = "auto"
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -212,8 +213,8 @@ def flag_name(field_name: str) -> str:
 
 
 def _require_port(name: str, value: int) -> None:
-    if not 0 <= value <= 65535:
-        raise InvalidConfig(f"{flag_name(name)} must be a port between 0 and 65535, not {value}")
+    if not 0 <= value <= MAX_PORT:
+        raise InvalidConfig(f"{flag_name(name)} must be a port between 0 and {MAX_PORT}, not {value}")
 
 
 def _require_at_least(name: str, value: int, low: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
-from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
+from pageloom.config import MAX_PORT, GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.service_process import ServiceProcess
 from pageloom.status import Failed, GatewayReady, Loading, Ready, SchedulerReady, WorkerReady
@@ -39,6 +39,12 @@ class StackConfig:
         if self.num_workers > 1 and visible and len(visible.split(",")) < self.num_workers:
             raise InvalidConfig(
                 f"--data-parallel-size {self.num_workers} needs as many GPUs, but CUDA_VISIBLE_DEVICES is {visible!r}"
+            )
+        first_port = self.worker.metrics_port
+        if first_port is not None and first_port + self.num_workers - 1 > MAX_PORT:
+            raise InvalidConfig(
+                f"--worker-metrics-port must be at most {MAX_PORT - self.num_workers + 1} with --data-parallel-size "
+                f"{self.num_workers}, because each worker takes the next port, not {first_port}"
             )
 
     def worker_config(self, index: int) -> WorkerConfig:
@@ -106,13 +112,18 @@ class LocalStack:
         """Returns when every service has reported ready. Raises StartupError if one ends before that."""
         await asyncio.gather(*self._ready.values())
 
-    async def wait_for_exit(self) -> None:
-        """Returns when a service has ended; `first_exit` tells which."""
-        await asyncio.wait(self._watchers.values(), return_when=asyncio.FIRST_COMPLETED)
-
-    def first_exit(self) -> tuple[str, int]:
-        """Name and exit code of a service that has ended (negative: the signal that killed it)."""
-        return next((name, task.result()) for name, task in self._watchers.items() if task.done())
+    async def wait_for_exit(self, on_worker_exit: Callable[[str, int], object]) -> tuple[str, int]:
+        """Returns when no request can finish any more: name and exit code of the scheduler, the gateway or the last
+        worker (negative: the signal that killed it). Tells `on_worker_exit` the same of each worker before the last:
+        what that one ran goes on at the others."""
+        running = dict(self._watchers)
+        while True:
+            await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, watcher in running.items() if watcher.done()]:
+                code = running.pop(name).result()
+                if name not in self._worker_names() or running.keys().isdisjoint(self._worker_names()):
+                    return name, code
+                on_worker_exit(name, code)
 
     def kill(self) -> None:
         """Ends everything at once; unfinished requests are lost."""

@@ -19,6 +19,7 @@ from pageloom.simulation_config import Allocator, KvPolicy
 _SUFFIXES = {
     "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
 }  # fmt: skip
+_ADDRESS = re.compile(r"unix:.+|.+:\d+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
@@ -29,6 +30,14 @@ def parse_size(text: str | int) -> int:
     if value < 1:
         raise typer.BadParameter(f"{text!r} is not a size; write a number above 0 such as 8192, 8k, 512M or 2GiB")
     return value
+
+
+def parse_address(text: str) -> str:
+    """Takes "HOST:PORT" or "unix:/PATH". Raises typer.BadParameter."""
+    # gRPC takes an address without a port too, and then dials that of HTTPS for ever.
+    if not _ADDRESS.fullmatch(text):
+        raise typer.BadParameter(f"{text!r} is not an address; write HOST:PORT or unix:/PATH")
+    return text
 
 
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
@@ -119,8 +128,10 @@ SchedulerPort = Annotated[
     _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
 ]
 SchedulerAddress = Annotated[
-    str, _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT or unix:/PATH.")
-]
+    str,
+    _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT or unix:/PATH.",
+            parser=parse_address, metavar="ADDRESS"),
+]  # fmt: skip
 SocketPath = Annotated[
     str | None,
     _option("--uds", "Unix socket to listen on besides the port. Default: none.", metavar="PATH"),

@@ -6,6 +6,7 @@ It knows nothing of kernels, so its figures are what good kernels reach, not wha
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -19,6 +20,7 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 # What a worker of constant step time claims to be: the default model, whose text a gateway can show.
 _FIXED_STEP_MODEL = "smollm2-135m"
 _FIXED_STEP_KV_TOKENS = 262_144
+_LONGEST_FIXED_STEP_S = 3600.0
 
 
 class StepShape(NamedTuple):
@@ -168,11 +170,13 @@ def parse_profile(text: str) -> StepTimer:
     gpu, _, rest = text.partition(":")
     if gpu == "fixed":
         match = _DURATION.fullmatch(rest)
-        if match is None:
+        duration_s = math.inf if match is None else float(match[1]) * _UNIT_S[match[2]]
+        if duration_s > _LONGEST_FIXED_STEP_S:
             raise InvalidConfig(
-                f"{text!r} is not a profile; a fixed step time is written like fixed:2ms or fixed:500us"
+                f"{text!r} is not a profile; a fixed step time is written like fixed:2ms or fixed:500us, "
+                f"and is at most {_LONGEST_FIXED_STEP_S:g} s"
             )
-        return FixedStepTime(text, float(match[1]) * _UNIT_S[match[2]], MODELS[_FIXED_STEP_MODEL])
+        return FixedStepTime(text, duration_s, MODELS[_FIXED_STEP_MODEL])
     model, _, parallelism = rest.partition(":")
     match = re.fullmatch(r"tp([1-9]\d*)", parallelism or "tp1")
     if not model or match is None:

@@ -36,6 +36,10 @@ _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
+    # Beyond 1,000 calls that come at once gRPC cancels some at random and without a word, a worker's or a gateway's
+    # as well; the scheduler itself says which are too many, and why.
+    ("grpc.server.max_pending_requests", 1 << 16),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 16),
     ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
     # Without this, two servers could share a port in silence.
     ("grpc.so_reuseport", 0),

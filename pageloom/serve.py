@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -39,10 +40,11 @@ async def _serve(config: StackConfig) -> int:
                 return 130
             bar.finish()
             _show_ready(console, config, stack)
-            if await signals.come_before(stack.wait_for_exit()):
+            ending = asyncio.ensure_future(stack.wait_for_exit(partial(_show_lost_worker, console)))
+            if await signals.come_before(ending):
                 console.print("Draining: running requests may finish. Ctrl-C again stops at once.")
                 return 0
-            name, code = stack.first_exit()
+            name, code = ending.result()
             console.print(f"[red]The {name} ended by itself with exit code {code}. Stopping the others.")
             # Without it no request can finish, so there is nothing to wait for.
             stack.drain = False
@@ -105,6 +107,10 @@ class _LoadingBar:
 
     def finish(self) -> None:
         self._progress.stop()
+
+
+def _show_lost_worker(console: Console, name: str, code: int) -> None:
+    console.print(f"[red]The {name} ended with exit code {code}. The others go on without it.")
 
 
 def _show_ready(console: Console, config: StackConfig, stack: LocalStack) -> None:

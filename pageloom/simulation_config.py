@@ -43,6 +43,7 @@ DEFAULT_SIMULATED_MAX_NUM_BATCHED_TOKENS = 8192
 DEFAULT_MAX_TOKENS = 1024
 # A plan's and its result's way over gRPC on one host, both together.
 DEFAULT_HOP_LATENCY_S = 0.0003
+MAX_HOP_LATENCY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,10 @@ class SimulationConfig(ServiceConfig):
         ):
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidConfig(f"{flag} must be above 0, not {value:g}")
+        if not 0 <= self.hop_latency_s <= MAX_HOP_LATENCY_S:
+            raise InvalidConfig(
+                f"--hop-latency must be between 0 and {MAX_HOP_LATENCY_S:g} seconds, not {self.hop_latency_s:g}"
+            )
         if self.request_rate is not None and self.time_scale is not None:
             raise InvalidConfig("--request-rate and --time-scale both set how fast requests come; give one of them")
         self._check_contiguous()

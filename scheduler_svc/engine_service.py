@@ -14,7 +14,7 @@ from pageloom.requests import EngineInfo
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.timeline import Timeline
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.request_checks import check_request
+from scheduler_svc.request_checks import MAX_REQUEST_ID_CHARS, check_request
 from scheduler_svc.rpc_aborts import aborting
 from scheduler_svc.session import RequestDriver, Session
 
@@ -79,9 +79,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     ) -> engine_pb2.GetTimelineResponse:
         timelines = self._driver.timelines(request.request_id)
         if timelines is None:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"request {request.request_id!r} does not run, and is no recent one"
-            )
+            name = _quoted(request.request_id)
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"request {name} does not run, and is no recent one")
         return engine_pb2.GetTimelineResponse(timelines=[wire.timeline_to_proto(timeline) for timeline in timelines])
 
     async def DrainWorker(
@@ -92,5 +91,10 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             if timeout_s is not None and not 0 <= timeout_s < math.inf:
                 raise InvalidRequest(f"timeout_s must be at least 0 and finite, not {timeout_s:g}", param="timeout_s")
             if not await self._driver.drain_worker(request.worker_id, timeout_s):
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no worker {request.worker_id!r} is attached")
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no worker {_quoted(request.worker_id)} is attached")
         return engine_pb2.DrainWorkerResponse()
+
+
+def _quoted(name: str) -> str:
+    """No longer than a name may be: a status has to fit the metadata of a call."""
+    return repr(name if len(name) <= MAX_REQUEST_ID_CHARS else name[:MAX_REQUEST_ID_CHARS] + "...")

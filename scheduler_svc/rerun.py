@@ -34,9 +34,13 @@ class Recording:
 
     @property
     def limits(self) -> Limits:
+        """Raises StartupError if it names a policy that this version does not have."""
         fields = record.limits_from_proto(self.header)
-        fields["scheduling_policy"] = SchedulingPolicy(fields["scheduling_policy"])
-        fields["placement"] = Placement(fields["placement"])
+        try:
+            fields["scheduling_policy"] = SchedulingPolicy(fields["scheduling_policy"])
+            fields["placement"] = Placement(fields["placement"])
+        except ValueError as error:
+            raise StartupError(f"{self._name} cannot be replayed by pageloom {__version__}: {error}") from None
         return Limits(**fields)
 
     def calls(self) -> Iterator[RecordedCall]:

@@ -12,7 +12,8 @@ from pageloom.rpc.v1 import engine_pb2
 
 # Of one message. With the most log-probabilities that may be asked for it stays below half of the message limit.
 MAX_TOKENS_PER_MESSAGE = 32_768
-MAX_ENDS_PER_MESSAGE = 512
+# A timeline takes up to 96 KB, and all of them have to fit.
+MAX_ENDS_PER_MESSAGE = 128
 # A client that sends and never reads would else make us keep the ends of ever more requests.
 MAX_WAITING_ENDS = 1_024
 

@@ -45,7 +45,9 @@ def _is_listening(path: str) -> bool:
             probe.connect(path)
         except ConnectionRefusedError:
             return False
-        except BlockingIOError:
-            # Its queue of connections is full.
+        except PermissionError:
+            raise
+        except OSError:
+            # Its queue of connections is full, or it takes datagrams.
             return True
     return True

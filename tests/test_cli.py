@@ -111,6 +111,20 @@ def test_scheduler_settings_are_checked_without_a_command_line_too(fields: dict[
         assert word in caught.value.message
 
 
+@pytest.mark.parametrize("command", ["worker", "gateway"])
+@pytest.mark.parametrize("address", ["scheduler", "unix:", "host:port", ""])
+def test_an_address_without_a_port_is_refused(command: str, address: str):
+    outcome = run(app, [command, "--scheduler", address])
+    assert outcome.exit_code == 2
+    assert "write HOST:PORT or unix:/PATH" in outcome.output
+
+
+def test_workers_of_one_host_have_ports_for_their_metrics():
+    outcome = run(app, ["serve", "--data-parallel-size", "3", "--worker-metrics-port", "65534"])
+    assert isinstance(outcome.exception, InvalidConfig)
+    assert "--worker-metrics-port must be at most 65533" in outcome.exception.message
+
+
 def test_options_reach_the_service(monkeypatch: pytest.MonkeyPatch):
     """What `pageloom scheduler` and `pageloom worker` become, read back as the service would."""
     settings: list[str] = []

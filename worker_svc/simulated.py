@@ -7,15 +7,17 @@ torch nor a file.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 
 import numpy as np
 
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
+from pageloom.outputs import TokenLogprobs
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from pageloom.roofline import StepShape, StepTimer, parse_profile, simulated_cache
-from pageloom.simulated_tokens import SIMULATED_EOS_TOKEN_ID, choice_key, draw_tokens
+from pageloom.simulated_tokens import NUM_RESERVED_TOKENS, SIMULATED_EOS_TOKEN_ID, choice_key, draw_tokens
 from worker_svc.slots import Runs, SlotTable
 
 
@@ -64,6 +66,8 @@ class SimulatedRunner:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._timer = timer
         self._keys = np.zeros(max_num_seqs, np.uint64)
+        # As many as each slot's request asked for; None: it asked for none at all.
+        self._num_logprobs: list[int | None] = [None] * max_num_seqs
         self._slots = SlotTable(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -80,6 +84,7 @@ class SimulatedRunner:
         for admission in self._slots.apply(plan):
             assert admission.sampling.seed is not None
             self._keys[admission.slot] = choice_key(admission.sampling.seed, admission.choice_index)
+            self._num_logprobs[admission.slot] = admission.sampling.logprobs
         runs, failures = self._slots.select_runs(plan)
         drawn = runs.draw_slots
         token_ids = draw_tokens(self._keys[drawn], self._slots.num_tokens[drawn], self.model_info.vocab_size)
@@ -90,9 +95,20 @@ class SimulatedRunner:
             step=plan.step,
             slots=tuple(drawn.tolist()),
             token_ids=tuple(token_ids.tolist()),
+            logprobs=self._logprobs(drawn.tolist(), token_ids.tolist()),
             failures=failures,
             duration_s=time.perf_counter() - started_s,
         )
+
+    def _logprobs(self, slots: list[int], token_ids: list[int]) -> dict[int, TokenLogprobs]:
+        """Of a model that finds each token of its vocabulary equally likely."""
+        logprob = -math.log(self.model_info.vocab_size)
+        reports: dict[int, TokenLogprobs] = {}
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            if (count := self._num_logprobs[slot]) is not None:
+                top_token_ids = (token_id, *range(NUM_RESERVED_TOKENS))[:count]
+                reports[slot] = TokenLogprobs(logprob, top_token_ids, (logprob,) * count)
+        return reports
 
     def _wait_until(self, started_s: float, duration_s: float) -> None:
         """Sleeps until `duration_s` after the start. A sleep ends late, by the kernel's timer slack or for want of a

@@ -16,6 +16,7 @@ MAX_NUM_BLOCKS = 1 << 22
 MAX_NUM_SLOTS = 1 << 14
 MAX_CONTEXT_TOKENS = 1 << 30
 MAX_VOCAB_SIZE = 1 << 24
+MAX_EOS_TOKEN_IDS = 128
 MAX_EPOCH = 1 << 62
 
 
@@ -65,6 +66,12 @@ def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
             raise InvalidRequest(
                 f"worker {hello.worker_id}: {name} must be between 1 and {most}, not {count}", param=name
             )
+    if len(model.eos_token_ids) > MAX_EOS_TOKEN_IDS or max(model.eos_token_ids, default=0) >= model.vocab_size:
+        raise InvalidRequest(
+            f"worker {hello.worker_id}: model.eos_token_ids must be at most {MAX_EOS_TOKEN_IDS} ids below "
+            f"model.vocab_size, which is {model.vocab_size}",
+            param="model.eos_token_ids",
+        )
     if served is None:
         return
     for field in ("digest", "vocab_size", "eos_token_ids", "dtype"):

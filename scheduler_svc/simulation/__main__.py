@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -20,19 +22,37 @@ def main(config: SimulationConfig) -> None:
     """Raises StartupError."""
     if config.plot is not None:
         check_plot_file(Path(config.plot))
+    for path in filter(None, (config.json, config.plot)):
+        _check_writable(Path(path))
     trace = prepare_trace(config)
     outcome = simulate(config, trace)
     title = f"{trace.name} on {_hardware(config)}, {config.kv_policy}"
     console = Console()
     print_report(console, title, outcome.report)
     console.print(_scheduler_line(outcome), style="dim")
-    try:
-        if config.json is not None:
+    if config.json is not None:
+        with _writing(config.json):
             _write_json(Path(config.json), config, outcome)
-        if config.plot is not None:
+    if config.plot is not None:
+        with _writing(config.plot):
             write_plot(Path(config.plot), title, outcome.recorder, outcome.report.memory.num_tokens)
+
+
+def _check_writable(path: Path) -> None:
+    """Before the simulation, like all that can be known before it. Raises StartupError."""
+    if not path.parent.is_dir():
+        raise StartupError(f"{path} cannot be written: there is no directory {path.parent}")
+    if path.is_dir():
+        raise StartupError(f"{path} cannot be written: it is a directory")
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise StartupError(f"{error.filename} cannot be written: {error.strerror}") from None
+        # A full disk names no file.
+        raise StartupError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _hardware(config: SimulationConfig) -> str:

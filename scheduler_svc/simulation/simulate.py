@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pageloom.errors import InvalidConfig
 from pageloom.plan import CacheInfo, ModelInfo, WorkerHello
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.requests import GenerateRequest
@@ -22,7 +23,7 @@ from scheduler_svc.simulation.device import SimulatedDevice
 from scheduler_svc.simulation.event_loop import EventLoop, SteppedScheduler
 from scheduler_svc.simulation.recorder import Recorder
 from scheduler_svc.simulation.report import Report, summarize
-from scheduler_svc.simulation.trace import Trace
+from scheduler_svc.simulation.trace import MAX_SPAN_S, Trace
 from scheduler_svc.simulation.workload import (
     PromptPool,
     assign_tenants,
@@ -45,12 +46,17 @@ class Outcome:
 
 
 def prepare_trace(config: SimulationConfig) -> Trace:
-    """The trace that `config` names, scaled as it says. Raises InvalidConfig."""
+    """The trace that `config` names, scaled as it says. Raises InvalidConfig, also if it lasts too long."""
     trace = load_trace(
         config.trace, num_requests=config.num_requests, request_rate=config.request_rate, seed=config.seed
     )
     if config.time_scale is not None:
         trace = scale_time(trace, config.time_scale)
+    # Written so that NaN fails too.
+    if not trace.span_s <= MAX_SPAN_S:
+        raise InvalidConfig(
+            f"the requests of {trace.name} come over {trace.span_s:g} s; at most {MAX_SPAN_S:g} s are run"
+        )
     if config.length_scale != 1.0:
         trace = scale_lengths(trace, config.length_scale)
     weights = config.tenant_weights()

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,10 @@ from pageloom.errors import InvalidConfig
 
 # Tokens that one hash id of a Mooncake trace stands for.
 MOONCAKE_BLOCK_LEN = 512
+# Beyond these it is no trace of requests, and the simulation would end for want of memory or time.
+MAX_LENGTH = 1 << 24
+MAX_HASH_ID = (1 << 24) - 1
+MAX_SPAN_S = 1e7
 _AZURE_HEADER = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _DATA = Path(__file__).parent / "data"
 # Excerpts that come with the package; data/README.md names their sources and licences.
@@ -124,8 +129,8 @@ def _mooncake_request(line: str) -> TraceRequest:
     if not isinstance(row, dict):
         raise ValueError("it is not a JSON object")
     hash_ids = tuple(row["hash_ids"])
-    if not all(isinstance(hash_id, int) and hash_id >= 0 for hash_id in hash_ids):
-        raise ValueError("hash_ids must be whole numbers of at least 0")
+    if not all(isinstance(hash_id, int) and 0 <= hash_id <= MAX_HASH_ID for hash_id in hash_ids):
+        raise ValueError(f"hash_ids must be whole numbers from 0 to {MAX_HASH_ID}")
     request = TraceRequest(
         arrival_s=float(row["timestamp"]) / 1000,
         num_prompt_tokens=int(row["input_length"]),
@@ -141,7 +146,10 @@ def _mooncake_request(line: str) -> TraceRequest:
 
 
 def _check(request: TraceRequest) -> None:
-    if request.num_prompt_tokens < 1 or request.num_output_tokens < 1:
+    if not math.isfinite(request.arrival_s):
+        raise ValueError(f"it arrives at {request.arrival_s} s; a time must be finite")
+    if not (1 <= request.num_prompt_tokens <= MAX_LENGTH and 1 <= request.num_output_tokens <= MAX_LENGTH):
         raise ValueError(
-            f"{request.num_prompt_tokens} prompt and {request.num_output_tokens} output tokens; both must be at least 1"
+            f"{request.num_prompt_tokens} prompt and {request.num_output_tokens} output tokens; both must be at least "
+            f"1 and at most {MAX_LENGTH}"
         )

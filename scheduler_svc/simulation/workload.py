@@ -14,7 +14,7 @@ from pageloom.errors import InvalidConfig
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
 from pageloom.simulated_tokens import NUM_RESERVED_TOKENS
-from scheduler_svc.simulation.trace import EXCERPTS, Trace, TraceRequest, read_trace
+from scheduler_svc.simulation.trace import EXCERPTS, MAX_LENGTH, Trace, TraceRequest, read_trace
 
 DEFAULT_NUM_SYNTHETIC_REQUESTS = 1000
 DEFAULT_SYNTHETIC_RATE = 2.0
@@ -93,6 +93,11 @@ def scale_lengths(trace: Trace, factor: float) -> Trace:
             f"--length-scale {factor:g} makes blocks of {block_len:g} tokens out of {trace.hash_block_len}; "
             f"they must be whole and at least {_MIN_HASH_BLOCK_LEN} tokens long"
         )
+    longest = max(max(request.num_prompt_tokens, request.num_output_tokens) for request in trace.requests)
+    if longest * factor > MAX_LENGTH:
+        raise InvalidConfig(
+            f"--length-scale {factor:g} makes a prompt or output of {longest} tokens longer than {MAX_LENGTH}"
+        )
     requests = [
         request._replace(
             num_prompt_tokens=max(1, round(request.num_prompt_tokens * factor)),
@@ -105,7 +110,8 @@ def scale_lengths(trace: Trace, factor: float) -> Trace:
 
 def assign_tenants(trace: Trace, weights: dict[str, float], seed: int) -> Trace:
     """Gives each request a tenant, at random, with the given weights."""
-    shares = np.array(list(weights.values())) / sum(weights.values())
+    relative = np.array(list(weights.values())) / max(weights.values())
+    shares = relative / relative.sum()
     drawn = np.random.default_rng(seed).choice(len(weights), len(trace.requests), p=shares).tolist()
     names = list(weights)
     requests = [request._replace(tenant=names[i]) for request, i in zip(trace.requests, drawn, strict=True)]

@@ -1,5 +1,6 @@
 """Start and end of `pageloom serve`: what it prints, how it stops, what it says when it cannot start."""
 
+import json
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from pageloom.gguf_file import read_gguf
 from pageloom.gguf_tokenizer import build_backend
 from pageloom.model_files import locate_model
+from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from tests.support.serving import Serving, free_port, serving
 from tests.support.tiny_checkpoints import make_checkpoint
 
@@ -108,6 +111,36 @@ def test_a_worker_that_dies_is_noticed(tmp_path: Path):
         assert running.process.wait(30) != 0
         assert not wait_until_gone(list(processes.values()), 5)
         assert "worker" in running.output()
+
+
+@pytest.mark.parametrize("way", ["killed", "drained"])
+def test_one_of_two_workers_may_go(tmp_path: Path, way: str):
+    body = {"model": "SmolLM2-135M-Instruct", "prompt": "One", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+    port = free_port()
+    with serving(tmp_path, "--data-parallel-size", "2", "--scheduler-port", str(port)) as running:
+        alone = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        with httpx.stream(
+            "POST", f"{running.url}/v1/completions", json={**body, "stream": True}, timeout=60
+        ) as response:
+            lines = (line for line in response.iter_lines() if line)
+            received = [next(lines)]
+            if way == "killed":
+                running.services()["worker_svc"].kill()
+            else:
+                with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    asked = engine_pb2.DrainWorkerRequest(worker_id="worker-0", timeout_s=0.0)
+                    engine_pb2_grpc.EngineStub(channel).DrainWorker(asked, timeout=10)
+            received += lines
+        assert received[-1] == "data: [DONE]"
+        chunks = [json.loads(line.removeprefix("data: ")) for line in received[:-1]]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone
+        until_s = time.monotonic() + 15
+        while "The others go on without it" not in running.output() and time.monotonic() < until_s:
+            time.sleep(0.1)
+        assert "The others go on without it" in running.output()
+        assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
+        running.services()["worker_svc"].kill()
+        assert running.process.wait(30) == 1
 
 
 def test_port_in_use():

@@ -232,6 +232,12 @@ def as_version(version: int) -> bytes:
     return record.delimited(header)
 
 
+def with_policy(name: str) -> bytes:
+    header = recording_header(make_limits())
+    header.limits.scheduling_policy = name
+    return record.delimited(header)
+
+
 class TestBroken:
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -240,9 +246,10 @@ class TestBroken:
             (lambda data: b"GGUF" + bytes(100), "is not a recording of pageloom scheduler --record"),
             (lambda data: data[:20], "is not a recording of pageloom scheduler --record"),
             (lambda data: as_version(7), "is of recording format 7, written by pageloom 9.9; this is"),
+            (lambda data: with_policy("lottery"), "cannot be replayed by pageloom"),
             (lambda data: data[:150] + b"\xff" * 12 + data[162:], "is damaged: there is no message at byte"),
         ],
-        ids=["empty", "something else", "cut in the header", "another version", "damaged"],
+        ids=["empty", "something else", "cut in the header", "another version", "a policy of another", "damaged"],
     )
     def test_it_is_said_in_one_line(self, recorded: Path, change: Callable[[bytes], bytes], says: str, run: Replay):
         damage(recorded, change)

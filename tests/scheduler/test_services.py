@@ -295,6 +295,8 @@ async def test_a_worker_that_beats_but_never_answers_is_given_up():
         replace(paper_hello(), cache=replace(paper_hello().cache, num_blocks=2**32 - 1)),
         replace(paper_hello(), cache=replace(paper_hello().cache, num_blocks=0)),
         replace(paper_hello(), model=replace(PAPER_MODEL, digest="")),
+        replace(paper_hello(), model=replace(PAPER_MODEL, eos_token_ids=(PAPER_MODEL.vocab_size,))),
+        replace(paper_hello(), model=replace(PAPER_MODEL, vocab_size=1 << 24, eos_token_ids=tuple(range(100_000)))),
     ],
 )
 async def test_a_senseless_hello_is_refused_and_harms_nobody(hello: WorkerHello):

@@ -452,9 +452,12 @@ async def test_timelines_and_the_drain_of_a_worker(driver: PuppetDriver, client:
     driver.known_timelines["r"] = (Timeline(waits=(), runs=(), first_token_s=0.5), Timeline(waits=(), runs=()))
     assert await client.timelines("r") == driver.known_timelines["r"]
     assert await client.timelines("other") is None
+    # What is quoted in a status has to fit its metadata.
+    assert await client.timelines("x" * 100_000) is None
     assert await client.drain_worker("known", 2.5)
     assert not await client.drain_worker("unknown")
     assert driver.drained == [("known", 2.5), ("unknown", None)]
+    assert not await client.drain_worker("x" * 100_000)
     with pytest.raises(InvalidRequest) as caught:
         await client.drain_worker("known", -1.0)
     assert caught.value.param == "timeout_s"

@@ -51,6 +51,15 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path):
     assert path.read_text() == "data"
 
 
+def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path):
+    path = str(tmp_path / "log.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        with pytest.raises(StartupError, match=f"{path} is in use"):
+            claim_socket_path(path)
+    assert os.path.exists(path)
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [("/no/such/directory/s.sock", "no directory /no/such/directory"), ("/tmp/" + "x" * 96, "100 bytes")],

@@ -97,6 +97,7 @@ def test_profiles_name_gpu_model_and_parallelism():
         ("cpu-2core:llama-3-8b:tp2", "no link"),
         ("fixed:2", "fixed:2ms"),
         ("fixed:", "fixed:2ms"),
+        ("fixed:99999s", "at most 3600 s"),
     ],
 )
 def test_bad_profiles_are_explained(text: str, message: str):

@@ -70,6 +70,19 @@ def test_tokens_depend_on_seed_choice_and_position_alone():
     assert SIMULATED_EOS_TOKEN_ID not in {token for tokens in crowd.values() for token in tokens}
 
 
+def test_log_probabilities_come_for_each_token_of_those_that_asked():
+    runner = simulated_runner(config("fixed:0us"))
+    asked = replace(admission(1), sampling=SamplingParams(seed=1, max_tokens=100, logprobs=2))
+    result = runner.step(plan(1, admissions=(admission(0), asked), chunk_slots=(0, 1), chunk_lens=(10, 10)))
+    assert result.logprobs.keys() == {1}
+    drawn = dict(zip(result.slots, result.token_ids, strict=True))
+    assert result.logprobs[1].top_token_ids == (drawn[1], 0)
+    assert result.logprobs[1].top_logprobs == (result.logprobs[1].logprob,) * 2
+    plain = replace(admission(1), sampling=SamplingParams(seed=1, max_tokens=100))
+    result = runner.step(plan(2, released_slots=(1,), admissions=(plain,), chunk_slots=(1,), chunk_lens=(10,)))
+    assert result.logprobs == {}
+
+
 def test_a_resumed_choice_goes_on_as_it_would_have():
     whole = outputs(simulated_runner(config("fixed:0us")), 8, admission())[0]
     start = admission()

@@ -55,6 +55,10 @@ def test_mooncake_in_the_order_of_arrival(tmp_path: Path, name: str):
         (MOONCAKE + MOONCAKE.replace("600", "1025"), "line 3: input_length 1025 is more than its 2 hash_ids"),
         (MOONCAKE + MOONCAKE.replace("[0, 1]", '["a"]'), "line 3: hash_ids must be whole numbers"),
         (MOONCAKE + MOONCAKE.replace("600", "null"), "line 3: "),
+        (AZURE + "\n2023-11-16 18:15:51,99999999999,7", "line 4: 99999999999 prompt and 7 output tokens"),
+        (AZURE + "\n2023-11-16 18:15:51,7,99999999999", "both must be at least 1 and at most 16777216"),
+        (MOONCAKE + MOONCAKE.replace("[0, 1]", "[0, 123456789]"), "from 0 to 16777215"),
+        (MOONCAKE + MOONCAKE.replace('"timestamp": ', '"timestamp": 1e999, "was": '), "a time must be finite"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str):

@@ -70,6 +70,8 @@ class TestSharing:
         assert plan.admissions[0].num_computed_tokens == 10
         world.commit("a")
         world.drain()
+        # A copy of a sibling's blocks is no hit.
+        assert world.finished("r", 1).num_cached_tokens == 0
 
     def test_shared_blocks_outlive_the_choice_that_computed_them(self):
         world = make_world(block_size=4, num_blocks=32)
@@ -116,6 +118,18 @@ class TestOrder:
         world.step()
         world.lose("a")
         world.attach(paper_hello("a"))
+        world.drain()
+
+    def test_nobody_waits_for_a_sibling_that_ends_with_its_first_token(self):
+        world = make_world(make_limits(enable_prefix_caching=False))
+        world.submit(make_request(prompt=10, n=3, max_tokens=1))
+        assert world.admitted(world.step()) == ["r", "r", "r"]
+
+    def test_nobody_waits_for_a_sibling_once_one_has_ended(self):
+        world = make_world(make_limits(enable_prefix_caching=False))
+        world.submit(make_request(prompt=10, n=3))
+        world.cancel("r", (0,))
+        assert world.admitted(world.step()) == ["r", "r"]
         world.drain()
 
     def test_a_resumed_choice_goes_on_after_its_tokens(self):

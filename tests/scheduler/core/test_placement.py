@@ -108,12 +108,14 @@ class TestLoad:
 
 
 class TestHomeWithoutRoom:
-    @pytest.mark.parametrize("max_num_seqs", [1, 8], ids=["no slot", "no blocks"])
-    def test_another_worker_takes_what_the_home_has_no_room_for(self, max_num_seqs: int):
+    @pytest.mark.parametrize(
+        ("max_num_seqs", "num_blocks"), [(1, 64), (8, 16), (8, 20)], ids=["no slot", "no blocks", "no block to grow"]
+    )
+    def test_another_worker_takes_what_the_home_has_no_room_for(self, max_num_seqs: int, num_blocks: int):
         world = PaperWorld(make_limits(max_num_seqs=max_num_seqs))
-        world.attach(paper_hello("a", block_size=4, num_blocks=16))
+        world.attach(paper_hello("a", block_size=4, num_blocks=num_blocks))
         for request_id in ("first", "second"):
-            world.submit(make_request(request_id, prompt=40, max_tokens=16))
+            world.submit(make_request(request_id, prompt=38, max_tokens=16))
         assert where(world) == {"first": "a"}
         world.attach(paper_hello("b", block_size=4, num_blocks=16))
         assert where(world) == {"second": "b"}

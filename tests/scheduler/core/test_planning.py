@@ -1,5 +1,8 @@
 """What a plan holds: chunks mixed with decodes, order, budget, slots, deltas."""
 
+import pytest
+
+from scheduler_svc.core import policy
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.support.paper_model import paper_hello
 
@@ -64,6 +67,63 @@ def test_a_chunk_continues_before_newcomers():
     assert plan is not None
     assert (plan.chunk_slots, plan.chunk_lens) == ((0, 1), (4, 4))
     world.commit("a")
+    world.drain()
+
+
+def test_a_quarter_of_a_step_is_for_newcomers_that_fit_into_it_whole():
+    world = make_world(make_limits(max_num_batched_tokens=16))
+    warm = make_request("warm", prompt=9, max_tokens=1)
+    world.submit(warm)
+    world.step()
+    world.submit(make_request("long", prompt=60))
+    world.step()
+    # Of its nine tokens, eight are cached.
+    world.submit(make_request("cached", prompt=warm.prompt_token_ids))
+    for request_id, prompt in (("small", 2), ("medium", 5), ("late", 2)):
+        world.submit(make_request(request_id, prompt=prompt))
+    plan = world.step()
+    assert plan is not None
+    assert world.admitted(plan) == ["cached", "small"]
+    assert plan.chunk_lens == (1, 2, 13)
+    world.drain()
+
+
+def test_newcomers_pass_one_that_is_too_long_for_that_with_no_more_blocks_than_it_needs():
+    world = make_world(make_limits(max_num_batched_tokens=16))
+    world.submit(make_request("long", prompt=60))
+    world.step()
+    world.submit(make_request("medium", prompt=5))
+    for index in range(3):
+        world.submit(make_request(f"small{index}", prompt=1))
+    assert world.admitted(world.step()) == ["small0", "small1"]
+    assert world.admitted(world.step()) == []
+    world.drain()
+
+
+def test_newcomers_of_a_tenant_served_less_go_before_chunks():
+    world = make_world(make_limits(max_num_batched_tokens=16))
+    for request_id, prompt in (("a", 100), ("b", 60)):
+        world.submit(make_request(request_id, prompt=prompt, tenant=request_id))
+    assert world.admitted(world.step()) == ["a"]
+    plan = world.step()
+    assert plan is not None
+    assert world.admitted(plan) == ["b"]
+    assert plan.chunk_lens == (16,)
+    # Its turn comes after that of the second, though before that of the first.
+    world.submit(make_request("c", prompt=40, tenant="c"))
+    plan = world.step()
+    assert plan is not None
+    assert world.admitted(plan) == []
+    assert plan.chunk_slots == (1,)
+    world.drain()
+
+
+def test_newcomers_bring_no_more_known_tokens_than_one_plan_may_carry(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(policy, "MAX_ADMITTED_TOKENS", 20)
+    world = make_world()
+    for request_id in ("one", "two", "three"):
+        world.submit(make_request(request_id, prompt=10))
+    assert world.admitted(world.step()) == ["one", "two"]
     world.drain()
 
 

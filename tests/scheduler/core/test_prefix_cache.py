@@ -5,6 +5,7 @@ import random
 import pytest
 
 from scheduler_svc.core import prefix_cache
+from scheduler_svc.core.admission import MAX_LOOKAHEAD, MAX_PREFIX_WAITS
 from scheduler_svc.core.prefix_cache import CacheNamespace, HashChain, PrefixCache, chained_hash, token_array
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.histories import run_history
@@ -190,6 +191,39 @@ class TestPublishing:
         world.submit(make_request("two", prompt=prompt))
         world.drain()
         assert num_cached(world, "two") == 0
+
+
+class TestPromises:
+    def test_who_would_compute_the_same_waits_for_it_instead(self):
+        world = make_world(block_size=4)
+        for request_id, last in (("one", 34), ("two", 35)):
+            world.submit(make_request(request_id, prompt=(*range(2, 34), last)))
+        assert world.admitted(world.step()) == ["one"]
+        assert world.admitted(world.step()) == ["two"]
+        world.drain()
+        assert num_cached(world, "two") == 32
+
+    def test_nobody_waits_for_a_block_whose_last_token_it_has_to_run(self):
+        world = make_world(block_size=4)
+        for request_id in ("one", "two"):
+            world.submit(make_request(request_id, prompt=(2, 3, 4, 5)))
+        assert world.admitted(world.step()) == ["one", "two"]
+        world.drain()
+
+    def test_who_waits_for_a_prefix_holds_nobody_up(self):
+        world = make_world(block_size=4)
+        for index in range(MAX_LOOKAHEAD + 2):
+            world.submit(make_request(f"same{index}", prompt=(*range(2, 10), index), max_tokens=1))
+        world.submit(make_request("other", prompt=30))
+        assert world.admitted(world.step()) == ["same0", "other"]
+        world.drain()
+
+    def test_of_those_one_plan_looks_at_no_more_than_so_many(self):
+        world = make_world(make_limits(max_num_queued_seqs=MAX_PREFIX_WAITS + 2))
+        for index in range(MAX_PREFIX_WAITS + 1):
+            world.submit(make_request(f"same{index}", prompt=(*range(2, 10), 35), max_tokens=1))
+        world.submit(make_request("other", prompt=30))
+        assert world.admitted(world.step()) == ["same0"]
 
 
 class TestEviction:

@@ -3,6 +3,7 @@
 import pytest
 
 from pageloom.policies import SchedulingPolicy
+from scheduler_svc.core.admission import MAX_LOOKAHEAD, NUM_PLANS_TO_RETRY
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.paper_world import PaperWorld
 from tests.support.paper_model import paper_hello
@@ -95,6 +96,28 @@ class TestFairShares:
         world.submit(make_request("again", prompt=4, max_tokens=4, tenant="a", priority=-1))
         assert order_of_admission(world) == ["b0", "b1", "b2", "again"]
 
+    def test_who_comes_to_an_empty_queue_owes_what_the_last_one_there_got(self):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        for request_id, max_tokens, tenant in (("short", 1, "c"), ("early", 100, "a")):
+            world.submit(make_request(request_id, max_tokens=max_tokens, tenant=tenant))
+            world.drain()
+        for index in range(3):
+            world.submit(make_request(f"b{index}", prompt=4, max_tokens=4, tenant="b"))
+        for index in range(3):
+            world.submit(make_request(f"a{index}", prompt=4, max_tokens=4, tenant="a"))
+        assert order_of_admission(world) == ["b0", "a0", "b1", "a1", "b2", "a2"]
+
+    def test_a_newcomer_starts_level_with_the_one_served_least(self):
+        world = one_at_a_time(SchedulingPolicy.fair)
+        for request_id, max_tokens in (("a0", 20), ("a1", 4), ("b0", 2), ("b1", 2)):
+            world.submit(make_request(request_id, prompt=4, max_tokens=max_tokens, tenant=request_id[0]))
+        while "b0" in world.waiting:
+            world.step()
+        for index in range(2):
+            world.submit(make_request(f"c{index}", prompt=4, max_tokens=4, tenant="c"))
+        # 44 for the first, 6 for the second by now.
+        assert order_of_admission(world) == ["c0", "b1", "c1", "a1"]
+
     def test_a_flood_gets_no_more_than_a_trickle_that_is_always_there(self):
         world = make_world(make_limits(max_num_seqs=4, max_num_batched_tokens=16), num_blocks=200)
         for index in range(60):
@@ -141,6 +164,16 @@ class TestFairShares:
     def test_a_single_tenant_gets_every_slot(self):
         world = with_64_slots(num_blocks=1_000)
         flood(world, 70)
+        world.step()
+        assert len(world.running()) == 64
+
+    def test_nothing_is_left_for_a_tenant_whose_last_has_ended(self):
+        world = with_64_slots(num_blocks=1_000)
+        world.submit(make_request("light0", max_tokens=2, tenant="light"))
+        flood(world, 70)
+        world.step()
+        assert len(world.running()) == 62
+        world.step()
         world.step()
         assert len(world.running()) == 64
 
@@ -241,3 +274,75 @@ class TestLargeRequests:
         world = self.crowded_world()
         world.submit(make_request("larger", prompt=32, max_tokens=2))
         assert order_of_admission(world) == ["large", "larger"]
+
+    @pytest.mark.parametrize(("prompt", "num_plans"), [(70, 4), (100, 1 + NUM_PLANS_TO_RETRY)])
+    def test_it_is_looked_at_again_when_as_many_blocks_are_free_or_after_some_plans(self, prompt: int, num_plans: int):
+        world = make_world(block_size=32, num_blocks=6)
+        world.submit(make_request("running", prompt=1, max_tokens=30))
+        world.submit(make_request("short", prompt=1, max_tokens=3))
+        # It needs three or four blocks, and one for each of those that run: one or two are missing. When the short one
+        # ends, one more is free, and one less is needed.
+        world.submit(make_request("large", prompt=prompt, max_tokens=2))
+        while "large" in world.waiting:
+            world.step()
+        assert world.num_steps == num_plans
+        world.drain()
+
+    def test_what_another_worker_lacked_counts_no_more(self):
+        world = make_world(block_size=4, num_blocks=24)
+        world.submit(make_request("running", prompt=24, max_tokens=60))
+        world.submit(make_request("large", prompt=70, max_tokens=2))
+        world.step()
+        assert world.waiting == ["large"]
+        world.lose("a")
+        world.attach(paper_hello("a", block_size=8, num_blocks=20))
+        assert world.admitted(world.step()) == ["running", "large"]
+        world.drain()
+
+    def test_one_plan_looks_past_so_many_of_one_tenant_and_then_at_others(self):
+        world = make_world(make_limits(enable_prefix_caching=False), block_size=4, num_blocks=12)
+        world.submit(make_request("running", prompt=24, max_tokens=12, tenant="b"))
+        world.step()
+        for index in range(MAX_LOOKAHEAD):
+            world.submit(make_request(f"large{index}", prompt=30, max_tokens=2, tenant="a"))
+        for tenant in ("a", "b"):
+            world.submit(make_request(f"small-{tenant}", prompt=2, max_tokens=2, tenant=tenant))
+        assert world.admitted(world.step()) == ["small-b"]
+        world.drain()
+
+    def test_cached_blocks_count_too_when_they_pass_it(self):
+        world = make_world(block_size=4, num_blocks=24)
+        warm = make_request("warm", prompt=9, max_tokens=1)
+        world.submit(warm)
+        world.drain()
+        world.submit(make_request("running", prompt=49, max_tokens=12))
+        world.step()
+        world.submit(make_request("large", prompt=44, max_tokens=2))
+        passing: list[str] = []
+        for index in range(6):
+            world.submit(make_request(f"small{index}", prompt=warm.prompt_token_ids, max_tokens=1))
+            passing += world.admitted(world.step())
+        # Each takes one new block and two that are cached and free; the large one needs eleven.
+        assert passing == ["small0", "small1", "small2"]
+        world.drain()
+
+    def test_one_that_was_preempted_may_be_passed_as_often_again(self):
+        world = make_world(make_limits(enable_prefix_caching=False), block_size=4, num_blocks=16)
+        world.submit(make_request("running", prompt=20, max_tokens=40))
+        world.submit(make_request("short", prompt=24, max_tokens=4))
+        world.step()
+        world.submit(make_request("large", prompt=26, max_tokens=20))
+
+        def passing() -> list[str]:
+            admitted: list[str] = []
+            while "large" not in admitted:
+                world.submit(make_request(f"small{world.num_steps}", prompt=2, max_tokens=1))
+                admitted += world.admitted(world.step())
+            return admitted[: admitted.index("large")]
+
+        assert len(passing()) == 3
+        while "large" not in world.waiting:
+            world.step()
+        # It knows 33 tokens by now.
+        assert len(passing()) == 9
+        world.drain()

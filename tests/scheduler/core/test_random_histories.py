@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,11 @@ def digest(num_histories: int) -> str:
     return hashlib.sha256(b"".join(b"".join(run_history(seed).recorded) for seed in range(num_histories))).hexdigest()
 
 
-def test_another_process_decides_the_same():
+# Under these two, the names of the workers hash in opposite orders: one order is another than that of this process.
+@pytest.mark.parametrize("hash_seed", ["0", "1"])
+def test_another_process_decides_the_same(hash_seed: str):
     """Nothing depends on the order of a set of strings, which differs from process to process."""
     code = "from tests.scheduler.core.test_random_histories import digest; print(digest(60))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    env = os.environ | {"PYTHONHASHSEED": hash_seed}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=env)
     assert other.stdout.strip() == digest(60)

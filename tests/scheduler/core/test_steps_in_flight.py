@@ -191,6 +191,17 @@ class TestPreemption:
         assert len(world.streams["two", 0].token_ids) > num_tokens
         world.drain()
 
+    def test_nobody_else_gives_way_while_blocks_are_on_the_way(self):
+        world = make_world(ahead(), block_size=4, num_blocks=12)
+        for request_id, prompt in (("one", 8), ("two", 6), ("three", 6)):
+            world.submit(make_request(request_id, prompt=prompt, max_tokens=20))
+        while world.scheduler.stats().num_preemptions == 0:
+            if world.plan("a") is None:
+                world.commit("a")
+        assert world.waiting == []
+        assert world.scheduler.stats().num_preemptions == 1
+        world.drain()
+
     @pytest.mark.parametrize(("one", "two"), [((34, 35), (34, 35)), ((34, 70), (35, 70)), ((1, 111), (1, 111))])
     def test_two_requests_in_seven_blocks(self, one: tuple[int, int], two: tuple[int, int]):
         world = make_world(ahead(), block_size=16, num_blocks=7)

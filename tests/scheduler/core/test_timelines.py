@@ -57,7 +57,8 @@ def test_slots_and_who_is_ahead():
     assert timeline(world, "three").waits[0].behind_request_ids == ("one", "two")
     world.step()
     world.step()
-    assert reasons(world, "two")[-1] is WaitReason.SLOTS
+    wait = timeline(world, "two").waits[-1]
+    assert (wait.reason, wait.behind_request_ids) == (WaitReason.SLOTS, ("one",))
     world.drain()
 
 
@@ -128,6 +129,20 @@ def test_preemption_names_the_request_that_took_the_blocks(depth: int):
     assert life is not None
     assert [run.preempted_by for run in life.runs] == ["one", ""]
     assert sum(run.num_steps for run in life.runs) >= 20
+
+
+def test_who_is_ahead_of_one_that_was_preempted_in_flight():
+    world = make_world(make_limits(max_num_steps_in_flight=2), block_size=4, num_blocks=8)
+    for request_id, prompt in (("one", 8), ("two", 6)):
+        world.submit(make_request(request_id, prompt=prompt, max_tokens=20, include_timeline=True))
+    world.step()
+    world.submit(make_request("urgent", prompt=24, max_tokens=2, priority=-1))
+    while "two" not in world.waiting:
+        if world.plan("a") is None:
+            world.commit("a")
+    wait = timeline(world, "two").waits[-1]
+    assert (wait.reason, wait.behind_request_ids) == (WaitReason.QUEUE, ("urgent",))
+    world.drain()
 
 
 def test_steps_that_it_could_not_take_part_in():
