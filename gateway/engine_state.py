@@ -15,14 +15,18 @@ from pageloom.plan import ModelInfo
 from pageloom.requests import EngineInfo
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
+# A model's vocabulary may be larger than its tokenizer's, rounded up for the sake of its matrices.
+MOST_PADDING = 1.05
 _log = structlog.get_logger(__name__)
 
 
 class EngineState:
     """`watch` is the only writer; requests read."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, num_token_ids: int) -> None:
+        """`num_token_ids` are those of the gateway's tokenizer, which must be the model's."""
         self._client = client
+        self._num_token_ids = num_token_ids
         self._info: EngineInfo | None = None
         self._obstacle: str | None = "the scheduler has not been reached yet"
 
@@ -75,6 +79,16 @@ class EngineState:
         else:
             self._obstacle = None
             _log.info("engine serves", model=self._info.model.name, workers=len(self._info.workers))
+            self._compare_vocabularies(self._info.model)
+
+    def _compare_vocabularies(self, model: ModelInfo) -> None:
+        if not self._num_token_ids <= model.vocab_size <= MOST_PADDING * self._num_token_ids:
+            _log.warning(
+                "the engine's model is another than this gateway's, so texts will be wrong: give both the same MODEL",
+                model=model.name,
+                its_vocab_size=model.vocab_size,
+                tokenizer_vocab_size=self._num_token_ids,
+            )
 
     def _set_obstacle(self, obstacle: str, **facts: str) -> None:
         if obstacle != self._obstacle:

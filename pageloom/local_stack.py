@@ -72,8 +72,9 @@ class StackConfig:
 
 class LocalStack:
     """Starts the processes on entry, stops them in order on exit: the gateway first, so that its
-    streams can end, then the scheduler, which sends the worker away. If `drain` is set to False before
-    that, nothing waits for running requests."""
+    streams can end, then the scheduler, which sends the workers away, then these, all at once: one left for last
+    would dial the scheduler that is gone. If `drain` is set to False before that, nothing waits for running
+    requests."""
 
     def __init__(self, config: StackConfig, on_loading: Callable[[Loading], None]) -> None:
         self.drain = True
@@ -180,15 +181,15 @@ class LocalStack:
 
     async def _stop_all(self) -> None:
         with self._directory:
-            for name, drain_timeout_s in self._stop_order():
-                if name in self._services:
-                    await self._services[name].stop((drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S)
+            for names, drain_timeout_s in self._stop_order():
+                limit_s = (drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S
+                await asyncio.gather(*(self._services[name].stop(limit_s) for name in names if name in self._services))
             await asyncio.gather(*self._watchers.values())
 
-    def _stop_order(self) -> list[tuple[str, float]]:
+    def _stop_order(self) -> list[tuple[list[str], float]]:
         gateway = self._config.gateway
         return [
-            ("gateway", 0.0 if gateway is None else gateway.drain_timeout_s),
-            ("scheduler", self._config.scheduler.drain_timeout_s),
-            *((name, 0.0) for name in self._worker_names()),
+            (["gateway"], 0.0 if gateway is None else gateway.drain_timeout_s),
+            (["scheduler"], self._config.scheduler.drain_timeout_s),
+            (self._worker_names(), 0.0),
         ]

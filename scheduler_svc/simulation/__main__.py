@@ -29,6 +29,8 @@ def main(config: SimulationConfig) -> None:
     title = f"{trace.name} on {_hardware(config)}, {config.kv_policy}"
     console = Console()
     print_report(console, title, outcome.report)
+    for reason in outcome.recorder.refusals[:1]:
+        console.print(f"The first request refused: {reason}", style="yellow", soft_wrap=True)
     console.print(_scheduler_line(outcome), style="dim")
     if config.json is not None:
         with _writing(config.json):

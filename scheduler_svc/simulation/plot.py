@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def check_plot_file(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise StartupError("--plot needs matplotlib; run: pip install 'pageloom[simulate]'") from None
+        raise StartupError(f"--plot needs matplotlib; run: {sys.executable} -m pip install matplotlib") from None
 
 
 def write_plot(path: Path, title: str, recorder: Recorder, num_kv_tokens: int) -> None:
