@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 import psutil
@@ -19,7 +19,7 @@ from gateway.server import bind
 from pageloom.config import GatewayConfig
 from pageloom.errors import StartupError
 from tests.support.gateway_server import MODEL_NAME, gateway_config, until_ready
-from tests.support.scripted_engine import ScriptedEngine, finished, tokens
+from tests.support.scripted_engine import MODEL, ScriptedEngine, finished, tokens
 
 MAX_RESIDENT_BYTES = 130_000_000
 BODY = {"model": MODEL_NAME, "prompt": "x", "stream": True}
@@ -190,3 +190,15 @@ def test_heavy_libraries_stay_out():
     code = "import gateway.__main__, sys; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("vocab_size", "warns"), [(49_152, False), (49_280, False), (128_256, True), (32_000, True)])
+async def test_a_model_whose_tokenizer_is_another_is_warned_of(vocab_size: int, warns: bool):
+    engine = ScriptedEngine()
+    engine.model = replace(MODEL, vocab_size=vocab_size)
+    async with gateway_process(engine) as running:
+        running.process.terminate()
+        await running.exit_code()
+        assert running.process.stderr is not None
+        output = running.process.stderr.read().decode()
+    assert ("another than this gateway's" in output) == warns
