@@ -6,6 +6,7 @@ of the others: the ratio of a figure is the median of the ratios within the roun
 """
 
 import json
+import math
 import statistics
 import subprocess
 from collections.abc import Callable
@@ -146,8 +147,8 @@ def _figures(workloads: list[Workload], runs: dict[str, list[Run]]) -> list[Figu
 
 
 def _p50_ms(distribution: Distribution | None) -> float:
-    assert distribution is not None, "every request of these workloads has such a sample"
-    return distribution.p50 * 1e3
+    """NaN without samples: a server may send a whole answer in one chunk."""
+    return math.nan if distribution is None else distribution.p50 * 1e3
 
 
 def _print_table(machine: Machine, figures: list[Figure], labels: list[str]) -> None:
@@ -165,10 +166,14 @@ def _print_table(machine: Machine, figures: list[Figure], labels: list[str]) -> 
     for heading in (*labels, *(f"{first} ÷ {other}" for other in others)):
         table.add_column(heading, justify="right")
     for figure in figures:
-        medians = [f"{figure.median(label):,.1f}" for label in labels]
-        ratios = [f"{figure.ratio(first, other):.2f}" for other in others]
+        medians = [_shown(figure.median(label), 1) for label in labels]
+        ratios = [_shown(figure.ratio(first, other), 2) for other in others]
         table.add_row(figure.name, figure.unit, *medians, *ratios)
     Console().print(table)
+
+
+def _shown(value: float, digits: int) -> str:
+    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
 if __name__ == "__main__":

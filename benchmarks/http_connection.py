@@ -66,6 +66,10 @@ class Exchange:
         return b"".join(data for _, data in self.reads)
 
 
+class StaleConnection(BenchmarkError):
+    """The server had closed a kept-alive connection before it read the next request: it has to be sent again."""
+
+
 class HttpConnection(asyncio.Protocol):
     """A kept-alive HTTP/1.1 connection that carries one request at a time."""
 
@@ -75,6 +79,7 @@ class HttpConnection(asyncio.Protocol):
         self._done: asyncio.Future[Exchange] | None = None
         self._reads: list[tuple[float, bytes]] = []
         self._sent_s = self._read_s = 0.0
+        self._num_exchanges = 0
 
     @classmethod
     async def open(cls, endpoint: Endpoint) -> Self:
@@ -94,13 +99,15 @@ class HttpConnection(asyncio.Protocol):
     async def exchange(self, request: bytes) -> Exchange:
         """Sends an encoded request and waits for the end of its response.
 
-        Raises: BenchmarkError if the connection breaks or the answer is not HTTP.
+        Raises: BenchmarkError if the connection breaks or the answer is not HTTP, StaleConnection if it broke after
+        an earlier exchange and before any answer.
         """
         assert self._transport is not None, "open() returns connected connections"
         assert self._done is None, "one request at a time"
         self._reads = []
         self._done = asyncio.get_running_loop().create_future()
         self._sent_s = time.perf_counter()
+        self._read_s = 0.0
         self._transport.write(request)
         try:
             return await self._done
@@ -125,7 +132,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._fail("the server closed the connection before its answer was complete")
+        is_stale = self._num_exchanges > 0 and self._read_s == 0.0
+        self._fail("the server closed the connection before its answer was complete", stale=is_stale)
 
     def on_body(self, data: bytes) -> None:
         self._reads.append((self._read_s, data))
@@ -133,10 +141,11 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._done is not None and not self._done.done():
             status = self._parser.get_status_code()
+            self._num_exchanges += 1
             self._done.set_result(Exchange(sent_s=self._sent_s, status=status, reads=tuple(self._reads)))
         if not self._parser.should_keep_alive():
             self.close()
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, *, stale: bool = False) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(BenchmarkError(message))
+            self._done.set_exception(StaleConnection(message) if stale else BenchmarkError(message))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.completions import encode_request, read_completion
 from benchmarks.errors import BenchmarkError
-from benchmarks.http_connection import Endpoint, Exchange, HttpConnection
+from benchmarks.http_connection import Endpoint, Exchange, HttpConnection, StaleConnection
 from benchmarks.latency import Round
 from benchmarks.workloads import WORKLOADS, CompletionRequest, Workload, round_requests
 
@@ -97,7 +97,11 @@ async def _run_slot(
             if not connection.is_open:
                 connection = await HttpConnection.open(endpoint)
             async with asyncio.timeout(timeout_s):
-                exchanges[index] = await connection.exchange(request)
+                try:
+                    exchanges[index] = await connection.exchange(request)
+                except StaleConnection:
+                    connection = await HttpConnection.open(endpoint)
+                    exchanges[index] = await connection.exchange(request)
     except TimeoutError:
         raise BenchmarkError(f"a request took longer than {timeout_s:g} s") from None
     finally:

@@ -485,8 +485,9 @@ class PromptDriver(PuppetDriver):
 async def test_the_examples_of_the_docs_run():
     text = (Path(__file__).parents[2] / "docs/grpc.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 3
-    async with engine_server(PromptDriver()) as address:
+    assert len(examples) == 4
+    driver = PromptDriver()
+    async with engine_server(driver) as address:
         code = "\n".join(examples).replace("127.0.0.1:50051", address)
         command = [sys.executable, "-c", code]
         result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30)
@@ -497,4 +498,6 @@ async def test_the_examples_of_the_docs_run():
         "2 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
         "0.000 s: waited WAIT_REASON_SLOTS ['other']",
         "0.250 s: ran on w, 0 steps, 0 held",
+        "['known']",
     ], result.stderr
+    assert driver.drained == [("known", 10.0)]

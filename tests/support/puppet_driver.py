@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from pageloom import __version__
 from pageloom.errors import DuplicateRequest
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
-from pageloom.requests import EngineInfo, GenerateRequest
+from pageloom.plan import CacheInfo
+from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import engine_pb2_grpc
 from pageloom.rpc_channel import create_server
 from pageloom.timeline import Timeline
@@ -55,7 +57,17 @@ class PuppetDriver:
         return worker_id == "known"
 
     def info(self) -> EngineInfo:
-        raise NotImplementedError
+        cache = CacheInfo(block_size=16, num_blocks=64, kv_bytes=1)
+        return EngineInfo(
+            version=__version__,
+            model=None,
+            workers=(WorkerInfo(worker_id="known", epoch=1, cache=cache, num_free_blocks=64),),
+            num_running=len(self.readers),
+            num_waiting=0,
+            max_num_seqs=8,
+            max_num_batched_tokens=64,
+            draining=False,
+        )
 
     def step(self, first_index: int, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """One token for the first choice of every request, as a driver gives them: in one go."""
