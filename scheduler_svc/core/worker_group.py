@@ -39,6 +39,7 @@ class WorkerGroup:
         self.is_eos: Bools = np.zeros(hello.model.vocab_size, np.bool_)
         self.is_eos[list(hello.model.eos_token_ids)] = True
         self.bound: Ordered[Binding] = Ordered()
+        # Of the tenants that have something bound, which are counted too.
         self._num_bound_by_tenant: Counter[int] = Counter()
         self.by_slot: list[Binding | None] = [None] * self.num_slots
         # Active ones that are behind by more than the token they drew last, in order.
@@ -231,9 +232,10 @@ class WorkerGroup:
         self.columns.open[binding.slot] = False
         self.tables.release(binding)
         self.bound.remove(binding)
-        self._num_bound_by_tenant[binding.sequence.tenant.index] -= 1
-        # Drops those at zero: the tenants that have something bound are counted too.
-        self._num_bound_by_tenant = +self._num_bound_by_tenant
+        tenant_index = binding.sequence.tenant.index
+        self._num_bound_by_tenant[tenant_index] -= 1
+        if not self._num_bound_by_tenant[tenant_index]:
+            del self._num_bound_by_tenant[tenant_index]
         self.by_slot[binding.slot] = None
         heapq.heappush(self.free_slots, binding.slot)
         binding.sequence.binding = None
