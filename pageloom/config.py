@@ -167,6 +167,7 @@ class WorkerConfig(ServiceConfig):
     dtype: str = "auto"
     quantization: str = "auto"
     cpu_kernels: str = "auto"
+    batch_invariant: bool = False
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None

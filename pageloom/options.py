@@ -72,6 +72,11 @@ CpuKernelsOption = Annotated[
     CpuKernels,
     _option("--cpu-kernels", "What computes on a CPU: auto takes the C++ kernels for bfloat16 where they run."),
 ]
+BatchInvariant = Annotated[
+    bool,
+    _option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what else is in the batch. "
+            "The C++ kernels are such, with this option or without."),
+]  # fmt: skip
 MaxModelLen = Annotated[
     int | None,
     _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",

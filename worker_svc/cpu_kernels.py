@@ -8,10 +8,11 @@ import structlog
 import torch
 
 from pageloom.config import CpuKernels, WorkerConfig
+from pageloom.errors import InvalidConfig
 from pageloom_kernels.cpu.library import NoCpuLibrary, load_cpu_library
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.checkpoint import Checkpoint
-from worker_svc.device import resolve_dtype
+from worker_svc.device import dtype_name, resolve_dtype
 from worker_svc.models.cpu_llama import check_shape
 
 log = structlog.get_logger()
@@ -27,7 +28,18 @@ class Kernels:
 
 
 def choose_kernels(config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int) -> Kernels:
-    """Where PyTorch takes the place of the library, the log says why."""
+    """Where PyTorch takes the place of the library, the log says why. Raises InvalidConfig if the library's kernels,
+    the only ones that are batch-invariant, are required and cannot run."""
+    kernels = _choose(config, checkpoint, device, num_threads)
+    if config.batch_invariant and kernels.cpu_pool is None:
+        raise InvalidConfig(
+            f"--batch-invariant needs the C++ kernels, which compute in bfloat16 on a CPU; here the model would run on "
+            f"{kernels.name} in {dtype_name(kernels.dtype)}"
+        )
+    return kernels
+
+
+def _choose(config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int) -> Kernels:
     stored = checkpoint.weights.dtype
     plain_dtype = resolve_dtype(config.dtype, stored, device, has_library=False)
     if device.type == "cuda":

@@ -11,11 +11,15 @@ from torch import Tensor
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.plan import CacheInfo
+from pageloom_kernels.cpu.library import CpuLibrary
+from pageloom_kernels.cpu.memory_ahead import MemoryAhead
 from worker_svc.host import available_memory_bytes
 from worker_svc.models.config import LlamaConfig
 
 _MOST_CPU_BYTES = 4 << 30
 _CPU_MEMORY_FRACTION = 0.25
+# Of all layers together: about ten thousand tokens of a small model.
+_RESIDENT_AHEAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,6 +29,12 @@ class KvCache:
     info: CacheInfo
     blocks: Tensor  # [layers, blocks, 2, kv_heads, block_size, head_dim]
     layers: tuple[Tensor, ...]
+    ahead: MemoryAhead | None
+
+    def used(self, num_blocks: int) -> None:
+        """No step used a block from `num_blocks` on."""
+        if self.ahead is not None:
+            self.ahead.used(self.blocks[0, 0].nbytes * num_blocks)
 
     def copy(self, source_ids: tuple[int, ...], target_ids: tuple[int, ...]) -> None:
         """Copies whole blocks, in all layers; no target may be a source."""
@@ -35,9 +45,15 @@ class KvCache:
 
 
 def allocate_kv_cache(
-    model: LlamaConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    model: LlamaConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    cpu_library: CpuLibrary | None = None,
 ) -> KvCache:
-    """Zeroed blocks. On a CPU, memory that no block has used yet is not resident."""
+    """Zeroed blocks. On a CPU, memory becomes resident when a block first uses it, with the library a little before."""
     shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
     num_bytes = num_blocks * block_bytes(model, block_size, dtype)
     try:
@@ -52,7 +68,8 @@ def allocate_kv_cache(
             "lower --num-gpu-blocks-override, --kv-cache-memory-bytes or --gpu-memory-utilization"
         ) from None
     info = CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=num_bytes)
-    return KvCache(info=info, blocks=blocks, layers=blocks.unbind(0))
+    ahead = None if cpu_library is None else MemoryAhead(cpu_library, blocks, _RESIDENT_AHEAD_BYTES)
+    return KvCache(info=info, blocks=blocks, layers=blocks.unbind(0), ahead=ahead)
 
 
 def block_bytes(model: LlamaConfig, block_size: int, dtype: torch.dtype) -> int:

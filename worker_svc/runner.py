@@ -13,7 +13,7 @@ from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from worker_svc.batch_inputs import build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
-from worker_svc.cpu_kernels import choose_kernels
+from worker_svc.cpu_kernels import Kernels, choose_kernels
 from worker_svc.device import dtype_name, resolve_device
 from worker_svc.digest import model_digest
 from worker_svc.host import usable_cores
@@ -58,7 +58,7 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     if kernels.cpu_pool is not None:
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)
-    cache = _make_cache(config, model, kernels.dtype, device)
+    cache = _make_cache(config, model, kernels, device)
     info = ModelInfo(
         name=files.name,
         digest=model_digest(checkpoint.files, kernels.dtype, is_quantized=bool(ggml_types)),
@@ -124,6 +124,7 @@ class ModelRunner:
         started_s = time.perf_counter()
         for admission in self._slots.apply(plan):
             self._sampler.bind(admission)
+        self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
         draws = self._run(runs)
@@ -172,7 +173,7 @@ def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
 
 
-def _make_cache(config: WorkerConfig, model: Model, dtype: torch.dtype, device: torch.device) -> KvCache:
+def _make_cache(config: WorkerConfig, model: Model, kernels: Kernels, device: torch.device) -> KvCache:
     free_gpu_bytes = None
     if device.type == "cuda":
         free_gpu_bytes = measure_free_gpu_bytes(
@@ -181,10 +182,15 @@ def _make_cache(config: WorkerConfig, model: Model, dtype: torch.dtype, device: 
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             block_size=config.block_size,
-            dtype=dtype,
+            dtype=kernels.dtype,
             device=device,
         )
-    num_blocks = count_blocks(config, block_bytes(model.config, config.block_size, dtype), free_gpu_bytes)
+    num_blocks = count_blocks(config, block_bytes(model.config, config.block_size, kernels.dtype), free_gpu_bytes)
     return allocate_kv_cache(
-        model.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=device
+        model.config,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=kernels.dtype,
+        device=device,
+        cpu_library=None if kernels.cpu_pool is None else kernels.cpu_pool.library,
     )

@@ -64,6 +64,7 @@ class SlotTable:
         # Bound slots that must not run, and why: one bad request may not end the step of the others.
         self._rejected: dict[int, str] = {}
         self._epoch = 0
+        self.num_used_blocks = 0  # up to the highest block id that a slot was ever given
 
     def apply(self, plan: BatchPlan) -> list[Admission]:
         """Takes over the plan's changes; returns the admissions that can run.
@@ -154,8 +155,10 @@ class SlotTable:
         end = start + len(block_ids)
         if end > self.block_tables.shape[1]:
             raise PlanError(f"slot {slot} gets {end} blocks; a full context takes {self.block_tables.shape[1]}")
-        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self._num_blocks:
-            raise PlanError(f"slot {slot} gets a block that is not one of 0 to {self._num_blocks - 1}")
+        if block_ids:
+            if not 0 <= min(block_ids) <= max(block_ids) < self._num_blocks:
+                raise PlanError(f"slot {slot} gets a block that is not one of 0 to {self._num_blocks - 1}")
+            self.num_used_blocks = max(self.num_used_blocks, max(block_ids) + 1)
         self.block_tables[slot, start:end] = block_ids
         self._num_slot_blocks[slot] = end
 

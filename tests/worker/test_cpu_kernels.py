@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from pageloom.config import WorkerConfig
+from pageloom.errors import InvalidConfig
 from pageloom_kernels.cpu import library
 from pageloom_kernels.cpu.library import load_cpu_library
 from tests.kernels.cpu.libraries import INSTRUCTION_SETS, load
@@ -108,3 +109,18 @@ def test_a_process_on_an_older_machine(folder, name):
     kernels = json.loads(done.stdout.splitlines()[-1])
     assert kernels.startswith("C++ for avx2" if name == "avx2" else "PyTorch")
     assert done.stdout.count("PyTorch computes instead") == (name == "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"), [({"cpu_kernels": "torch"}, "bfloat16"), ({"dtype": "float32"}, "float32")]
+)
+def test_batch_invariance_is_refused_where_it_cannot_be_had(folder, settings, dtype):
+    with pytest.raises(InvalidConfig, match=rf"--batch-invariant needs the C\+\+ kernels.*PyTorch in {dtype}"):
+        load_tiny(folder, batch_invariant=True, **settings)
+
+
+def test_the_cpp_kernels_are_batch_invariant(folder, instruction_set):
+    load("avx2")
+    instruction_set("avx2")
+    runner, _ = load_tiny(folder, batch_invariant=True)
+    assert runner.kernels.startswith("C++")

@@ -15,7 +15,7 @@ constexpr int kPanelOutputs = Bf16Matrix::kPanelOutputs;
 // has no bf16 product) and one input have to fit into the registers: 32, or 16 of AVX2.
 constexpr int kTileVectors = 2;
 constexpr int kTileOutputs = kTileVectors * kLanes;
-constexpr int kTileRows = kLanes == 16 ? 12 : 4;
+constexpr int kTileRows = kLanes == 16 ? 14 : 4;
 // How far ahead of the sums the weights are fetched, in pairs of inputs: 128 bytes of a panel each. Memory is what
 // few rows wait for, and they use the weights up at once: into the first level of the cache. Several rows have the
 // time to take them from the second, where they are in the way of nothing.

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "matrix.h"
 #include "memory.h"
+#include "memory_ahead.h"
 #include "model.h"
 #include "row_kernels.h"
 #include "thread_pool.h"
@@ -121,6 +122,21 @@ PAGELOOM_EXPORT bool pageloom_most_likely(ThreadPool* pool, Model* model, const 
     model->most_likely(hidden, num_rows, token_ids);
   });
 }
+
+PAGELOOM_EXPORT MemoryAhead* pageloom_memory_ahead_create(char* start, int64_t num_regions, int64_t region_bytes,
+                                                          int64_t ahead_bytes) {
+  MemoryAhead* memory = nullptr;
+  succeeds([&] { memory = new MemoryAhead(start, num_regions, region_bytes, ahead_bytes); });
+  return memory;
+}
+
+PAGELOOM_EXPORT void pageloom_memory_ahead_free(MemoryAhead* memory) { delete memory; }
+
+PAGELOOM_EXPORT void pageloom_memory_ahead_used(MemoryAhead* memory, int64_t region_bytes) {
+  memory->used(region_bytes);
+}
+
+PAGELOOM_EXPORT int64_t pageloom_memory_ahead_resident(MemoryAhead* memory) { return memory->resident(); }
 
 // ---- Single kernels, for their tests and benchmarks.
 
