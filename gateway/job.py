@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.message_parser import MessageFormat
 from gateway.terms import Terms
 from pageloom.sampling_params import SamplingParams
 
@@ -21,7 +22,7 @@ class Prompt:
 class Job:
     """What the engine is asked for, and how its tokens become text. Of each prompt it makes `num_samples`
     choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is the echo of
-    the prompts."""
+    the prompts. `message_format` tells the parts of an answer apart, if it may have several."""
 
     prompts: tuple[Prompt, ...]
     terms: Terms
@@ -36,6 +37,7 @@ class Job:
     skip_special_tokens: bool
     eos_token_ids: tuple[int, ...]
     generate: bool = True
+    message_format: MessageFormat | None = None
 
     @property
     def num_choices(self) -> int:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from gateway.request_model import RequestModel
+from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
 from pageloom.timeline import Timeline
 
 MAX_MESSAGES = 2048
@@ -16,13 +18,14 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 128
+MAX_TOOLS = 128
 
 # What fields that take several types accept, for error messages.
 ACCEPTED_TYPES: Mapping[str, str] = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
-    "tool_choice": "a string or an object",
+    "tool_choice": "none, auto, required, or an object that names a function",
     "arguments": "a JSON object as a string",
     "chat_template_kwargs": "a string, a number, a boolean or null",
 }
@@ -31,12 +34,6 @@ ACCEPTED_TYPES: Mapping[str, str] = {
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-
-
-class RequestModel(BaseModel):
-    """Strict: "5" and true are not numbers. Unknown fields are kept aside in `model_extra`."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(RequestModel):
@@ -109,6 +106,7 @@ class ChatMessage(RequestModel):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -121,14 +119,17 @@ class TemplateOptions(RequestModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(RequestModel):
@@ -141,6 +142,7 @@ class TokenizeRequest(RequestModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -174,16 +176,11 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
 class AnsweredChoice(BaseModel):
     """`timeline` comes if the request asked for it."""
 
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     timeline: Annotated[Timeline | None, Field(exclude_if=lambda timeline: timeline is None)] = None
 

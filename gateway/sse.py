@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from gateway.choice import ChoiceDelta
 from gateway.logprobs import chat_logprobs, completion_logprobs
+from gateway.message_deltas import reasoning_delta, tool_calls_delta
 from gateway.schemas import GenerationRequest, StreamOptions, Usage
 from pageloom.tokenizer import Tokenizer
 
@@ -72,9 +73,13 @@ class ChatChunkEncoder:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             events = self._chunk(delta.index, b'{"role":"assistant","content":""}', usage)
+        if delta.reasoning:
+            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), usage)
         if delta.text or delta.scored:
             logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
             events += self._chunk(delta.index, b'{"content":' + orjson.dumps(delta.text) + b"}", usage, logprobs)
+        if delta.tool_calls:
+            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), usage)
         if delta.finish is not None:
             events += self._chunk(delta.index, b"{}", usage, finish=_finish(delta))
         return events

@@ -10,9 +10,11 @@ import structlog
 
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, RequestModel
+from gateway.request_model import RequestModel
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.terms import Terms
+from gateway.tool_use import message_format, read_tool_use, shown_tools
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
@@ -24,7 +26,7 @@ COMPLETION_MAX_TOKENS = 16
 # Fields that would change the answer and are not supported: refused, unless they ask for nothing.
 UNSUPPORTED_FIELDS = frozenset(
     {
-        *("functions", "function_call", "chat_template", "documents", "audio", "web_search_options"),
+        *("functions", "function_call", "chat_template", "audio", "web_search_options"),
         *("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words"),
         *("allowed_token_ids", "use_beam_search", "length_penalty", "structured_outputs", "grammar"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "mm_processor_kwargs", "echo", "suffix"),
@@ -54,7 +56,7 @@ class TokenLimit:
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
-    _refuse_tools(body)
+    use = read_tool_use(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise _unsupported("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
@@ -64,9 +66,10 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     else:
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    text = render_messages(body, model)
+    text = render_messages(body, model, shown_tools(use.offered))
     token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
-    return _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+    job = _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+    return replace(job, message_format=message_format(use, body, model, text))
 
 
 def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
@@ -131,14 +134,6 @@ def refuse_unsupported(body: RequestModel) -> None:
     modalities = (body.model_extra or {}).get("modalities")
     if modalities not in (None, [], ["text"]):
         raise _unsupported("modalities", "other than ['text']")
-
-
-def _refuse_tools(body: ChatCompletionRequest) -> None:
-    if body.tool_choice in (None, "auto"):
-        if body.tools:
-            raise _unsupported("tools")
-    elif body.tool_choice != "none":
-        raise _unsupported("tool_choice", "other than 'none'")
 
 
 def _unsupported(field: str, what: str = "") -> InvalidRequest:

@@ -60,6 +60,8 @@ DEFAULT_SCHEDULER_PORT = 50051
 DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+# From the chat template.
+DEFAULT_PARSER = "auto"
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
 # Far above the longest step of a slow CPU: 2,048 tokens of a long prompt.
 DEFAULT_STEP_TIMEOUT_S = 120.0
@@ -105,6 +107,8 @@ class GatewayConfig(ServiceConfig):
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     chat_template: str | None = None
+    tool_call_parser: str = DEFAULT_PARSER
+    reasoning_parser: str = DEFAULT_PARSER
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 

@@ -62,6 +62,16 @@ ServedModelName = Annotated[
     _option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own."),
 ]
 ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.")]
+ToolCallParser = Annotated[
+    str,
+    _option("--tool-call-parser", "How the model writes tool calls: auto takes it from the chat template; "
+            "docs/tools.md has the names.", metavar="NAME"),
+]  # fmt: skip
+ReasoningParser = Annotated[
+    str,
+    _option("--reasoning-parser", "How the model marks what it thinks before it answers: auto, none, or a name of "
+            "docs/tools.md.", metavar="NAME"),
+]  # fmt: skip
 DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.")]
 QuantizationOption = Annotated[
     Quantization,

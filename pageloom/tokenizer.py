@@ -18,6 +18,7 @@ from pageloom.gguf_file import read_gguf
 from pageloom.model_files import ModelFiles
 
 DEFAULT_TEMPLATE = "default"
+TOOL_USE_TEMPLATE = "tool_use"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -50,6 +51,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids with a spelling; a model's logits may be wider."""
         return self._backend.get_vocab_size()
+
+    @cached_property
+    def special_ids_by_text(self) -> Mapping[str, int]:
+        """Special tokens as a text has them; empty texts are left out."""
+        return MappingProxyType({text: id for id in sorted(self.special_ids) if (text := self.token(id))})
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens` frames the text as the model wants it, such as with a leading BOS."""
