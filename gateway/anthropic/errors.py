@@ -1,0 +1,28 @@
+"""Errors as Anthropic's clients expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.errors import status_of
+from pageloom.errors import PageloomError
+
+PATH_PREFIX = "/v1/messages"
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: PageloomError) -> Mapping[str, object]:
+    return envelope(status_of(error), error.message)
+
+
+def envelope(status: int, message: str) -> Mapping[str, object]:
+    kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
