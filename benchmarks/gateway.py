@@ -18,7 +18,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.http_connection import Endpoint
+from benchmarks.http_connection import Endpoint, HttpConnection
 from benchmarks.latency import Summary, summarize
 from benchmarks.load import run_round
 from benchmarks.machine import Machine
@@ -95,6 +95,7 @@ async def _measure(num_streams: int, rate: float, seconds: float) -> Figures:
         services.drain = False
         await services.wait_until_ready()
         endpoint = Endpoint.parse(services.ready(GatewayReady).url)
+        await _until_it_serves(endpoint)
         await _run(endpoint, num_streams, min(num_tokens, 50))
         before = _cpu_s(services)
         summary = await _run(endpoint, num_streams, num_tokens)
@@ -111,11 +112,19 @@ async def _measure(num_streams: int, rate: float, seconds: float) -> Figures:
     )
 
 
+async def _until_it_serves(endpoint: Endpoint) -> None:
+    """The gateway hears of the worker a little after it listens."""
+    connection = await HttpConnection.open(endpoint)
+    try:
+        while (await connection.exchange(endpoint.encode("GET", "/ready"))).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    finally:
+        connection.close()
+
+
 async def _run(endpoint: Endpoint, num_streams: int, num_tokens: int) -> Summary:
     lengths = {"prompt": Lengths(mean=PROMPT_LEN), "output": Lengths(mean=num_tokens)}
-    workload = Workload(
-        name="streams", description="", concurrency=num_streams, num_requests=num_streams, **lengths
-    )
+    workload = Workload(name="streams", description="", concurrency=num_streams, num_requests=num_streams, **lengths)
     requests = [
         CompletionRequest(
             prompt_token_ids=tuple(NUM_RESERVED_IDS + (index * 7 + at) % 1000 for at in range(PROMPT_LEN)),
@@ -136,7 +145,7 @@ def _cpu_s(services: LocalStack) -> dict[str, float]:
 
 def _print_table(machine: Machine, figures: list[Figures]) -> None:
     table = Table(caption=str(machine), caption_justify="left")
-    headings = ("streams", "offered tok/s", "streamed tok/s", "tokens per chunk", "gateway µs", "scheduler µs", "client")
+    headings = ("streams", "offered/s", "streamed/s", "tokens per chunk", "gateway µs", "scheduler µs", "client")
     for heading in headings:
         table.add_column(heading, justify="right")
     for one in figures:
