@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamEncoder(Protocol):
-    """Deltas of one answer -> server-sent events, of whatever API. `wants_usage`: `encode` is told the tokens so far."""
+    """Deltas of one answer -> server-sent events. `wants_usage`: `encode` is told the tokens so far."""
 
     @property
     def wants_usage(self) -> bool: ...

@@ -32,7 +32,7 @@ def to_chat(body: PromptFields) -> ChatCompletionRequest:
 
 
 def _generation_fields(body: MessagesRequest) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "max_tokens": body.max_tokens,
         "stream": body.stream,
         "stop": body.stop_sequences,

@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
-from gateway.anthropic.errors import error_body
+from gateway.anthropic.errors import envelope
 from gateway.choice import ChoiceDelta
+from gateway.errors import status_of
 from gateway.schemas import Usage
 from pageloom.errors import PageloomError
 
@@ -54,7 +55,7 @@ class MessageEncoder:
         for call in delta.tool_calls:
             if self._open != ("tool_use", call.index):
                 events += self._close()
-                block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+                block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
                 events += self._start(("tool_use", call.index), block)
             if call.arguments:
                 self._pieces.append(call.arguments)
@@ -75,9 +76,7 @@ class MessageEncoder:
         return events + _event("message_stop")
 
     def fail(self, error: PageloomError) -> bytes:
-        body = dict(error_body(error))
-        body.pop("type")
-        return _event("error", **body)
+        return _event("error", error=envelope(status_of(error), error.message)["error"])
 
     def _begin(self) -> bytes:
         if self._begun:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import status_of
-from pageloom.errors import PageloomError
-
 PATH_PREFIX = "/v1/messages"
 _KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
@@ -17,10 +13,6 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
-def error_body(error: PageloomError) -> Mapping[str, object]:
-    return envelope(status_of(error), error.message)
 
 
 def envelope(status: int, message: str) -> Mapping[str, object]:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.schemas import MAX_MESSAGES, MAX_STOP_STRINGS, RequestModel, StopString
+from gateway.request_model import RequestModel
+from gateway.schemas import MAX_MESSAGES, MAX_STOP_STRINGS, StopString
 
 
 class Block(RequestModel):

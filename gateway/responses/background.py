@@ -51,4 +51,3 @@ async def cancel(stored: StoredResponse) -> None:
     if stored.task is not None and not stored.ended:
         stored.task.cancel()
         await asyncio.gather(stored.task, return_exceptions=True)
-

@@ -161,8 +161,6 @@ def _tools(body: ResponseRequest) -> dict[str, Any]:
     choice = body.tool_choice
     if isinstance(choice, dict):
         if choice.get("type") != "function":
-            raise InvalidRequest(
-                "tool_choice must be none, auto, required, or name a function", param="tool_choice"
-            )
+            raise InvalidRequest("tool_choice must be none, auto, required, or name a function", param="tool_choice")
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     return {"tools": functions, "tool_choice": choice}

@@ -6,8 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.schemas import MAX_CACHE_SALT_CHARS, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
-from gateway.schemas import RequestModel, StopString, TokenIds
+from gateway.request_model import RequestModel
+from gateway.schemas import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_MESSAGES,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    StopString,
+    TokenIds,
+)
 
 MAX_METADATA_ENTRIES, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS_INCLUDED = "message.output_text.logprobs"

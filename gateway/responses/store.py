@@ -108,7 +108,6 @@ class ResponseStore:
             raise NotFound(
                 f"there is no response {response_id[:80]!r}: it was not stored, was deleted, or is too old",
                 param="response_id",
-                code="response_not_found",
             )
         return stored
 

@@ -10,8 +10,8 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.json_body import JsonRoute
 from gateway.job import Job
+from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
 from gateway.responses.background import cancel, start_in_background
 from gateway.responses.conversion import items_of, named_as_here, to_chat

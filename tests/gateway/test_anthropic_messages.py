@@ -108,14 +108,29 @@ async def test_tool_use_and_results_become_messages(gateway: GatewayServer):
             {
                 "role": "user",
                 "content": [
-                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain"}]},
+                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "drizzle"}]},
                     {"type": "text", "text": "And?"},
                 ],
             },
         ],
     )
     prompt = prompt_of(gateway)
-    assert prompt.index("Let me see.") < prompt.index("rain") < prompt.index("And?")
+    assert prompt.index("Let me see.") < prompt.index("drizzle") < prompt.index("And?")
+
+
+async def test_a_call_is_a_block_of_its_own(gateway: GatewayServer):
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    gateway.engine.script = says(gateway.encode("One moment. " + call), reason=FinishReason.STOP)
+    tools = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
+    whole = await send(gateway, tools=tools, tool_choice={"type": "auto"})
+    text, use = whole["content"]
+    assert text == {"type": "text", "text": "One moment."}
+    assert (use["type"], use["name"], use["input"]) == ("tool_use", "weather", {"city": "Oslo"})
+    assert whole["stop_reason"] == "tool_use"
+    told = await events(gateway, tools=tools)
+    pieces = [event["delta"] for event in told if event["type"] == "content_block_delta" and event["index"] == 1]
+    assert {piece["type"] for piece in pieces} == {"input_json_delta"}
+    assert json.loads("".join(piece["partial_json"] for piece in pieces)) == {"city": "Oslo"}
 
 
 async def test_tokens_are_counted(gateway: GatewayServer):

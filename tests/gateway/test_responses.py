@@ -9,8 +9,12 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.choice import ChoiceDelta
+from gateway.responses.output_items import OutputItems
+from gateway.served_model import ServedModel
+from pageloom.outputs import FinishReason
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
-from tests.support.scripted_engine import says
+from tests.support.scripted_engine import EOS_TOKEN_ID, says
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -100,7 +104,7 @@ async def test_streamed_and_whole_answers_are_equal(gateway: GatewayServer):
 
 
 async def test_the_official_client_streams(gateway: GatewayServer):
-    gateway.engine.script = says(gateway.encode("one two"))
+    gateway.engine.script = says(gateway.encode("one two"), reason=FinishReason.STOP, stop_token_id=EOS_TOKEN_ID)
     async with gateway.openai.responses.stream(model=MODEL_NAME, input="Hi") as stream:
         kinds = [event.type async for event in stream]
         final = await stream.get_final_response()
@@ -129,6 +133,44 @@ async def test_items_of_every_kind_become_messages(gateway: GatewayServer):
     )
     prompt = prompt_of(gateway)
     assert prompt.index("Be brief.") < prompt.index("Weather?") < prompt.index("rain")
+
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+async def test_a_call_is_an_item_of_its_own(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("One moment. " + CALL), reason=FinishReason.STOP)
+    told = await events(gateway, tools=[TOOL, {"type": "web_search"}])
+    message, call = told[-1]["response"]["output"]
+    assert message["content"][0]["text"] == "One moment."
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "weather", {"city": "Oslo"})
+    pieces = [event["delta"] for event in told if event["type"] == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call["arguments"]
+    assert told[-1]["type"] == "response.completed"
+    assert "weather" in prompt_of(gateway)
+    gateway.engine.script = says(gateway.encode("It is wet."))
+    answered = {"type": "function_call_output", "call_id": call["call_id"], "output": "drizzle"}
+    await post(gateway, input=[answered], previous_response_id=told[-1]["response"]["id"], tools=[TOOL])
+    assert prompt_of(gateway).index("<tool_call>") < prompt_of(gateway).index("drizzle")
+
+
+async def test_thinking_is_an_item_of_its_own(served_model: ServedModel):
+    output = OutputItems(served_model.tokenizer, with_logprobs=False)
+    deltas = [ChoiceDelta(0, "", 1, reasoning="H"), ChoiceDelta(0, "", 1, reasoning="m."), ChoiceDelta(0, "Yes.", 1)]
+    told = [event for delta in deltas for event in output.take(delta)] + list(output.finish())
+    thinking, message = output.items
+    assert thinking["type"] == "reasoning"
+    assert thinking["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert message["content"][0]["text"] == "Yes."
+    pieces = [event["delta"] for event in told if event["type"] == "response.reasoning_text.delta"]
+    assert pieces == ["H", "m."]
+    done = [event["item"]["status"] for event in told if event["type"] == "response.output_item.done"]
+    assert done == ["completed", "completed"]
 
 
 async def test_stored_responses_can_be_read_and_deleted(gateway: GatewayServer):
@@ -200,7 +242,7 @@ async def test_a_background_response_is_cancelled(gateway: GatewayServer):
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
         ({"max_output_tokens": 100_000}, "max_output_tokens", "maximum context length"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
-        ({"temperature": -1}, "temperature", "between 0"),
+        ({"temperature": -1}, "temperature", "at least 0"),
     ],
 )
 async def test_refusals_name_the_field(gateway: GatewayServer, fields, param, message):
