@@ -25,7 +25,10 @@ TOOLS: list[dict[str, Any]] = [
             },
         },
     },
-    {"type": "function", "function": {"name": "now", "description": "Tells the time.", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "now", "description": "Tells the time.", "parameters": {"type": "object"}},
+    },
 ]
 DOCUMENTS = [{"title": "Guide", "text": "Paris is a city. 🗼"}, {"title": "Nächstes", "text": "Zwei."}]
 SYSTEM = {"role": "system", "content": "Be brief. "}
