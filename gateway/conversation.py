@@ -16,6 +16,7 @@ from gateway.schemas import ChatMessage, ToolCall
 from gateway.tool_formats import MISTRAL_ID_LEN, ToolFormat
 from pageloom.chat_template import ChatTemplate
 from pageloom.errors import InvalidRequest
+from pageloom.special_text import SpecialText
 
 Message = dict[str, Any]
 
@@ -23,8 +24,9 @@ Message = dict[str, Any]
 class Conversation:
     """Turns the messages of one request into those of one template."""
 
-    def __init__(self, template: ChatTemplate, tool_format: ToolFormat) -> None:
+    def __init__(self, template: ChatTemplate, tool_format: ToolFormat, special_text: SpecialText) -> None:
         self._traits = template.traits
+        self._special_text = special_text
         self._tool_format = tool_format
         self._knows_developer = template.mentions("'developer'") or template.mentions('"developer"')
         self._wants_short_ids = template.mentions("length != 9")
@@ -43,10 +45,10 @@ class Conversation:
         role = "system" if message.role == "developer" and not self._knows_developer else message.role
         shown: Message = {"role": role, "content": self._content(index, role, message)}
         if message.name is not None:
-            shown["name"] = message.name
+            shown["name"] = self._special_text.marked(message.name)
         reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
         if reasoning is not None:
-            shown["reasoning_content"] = reasoning
+            shown["reasoning_content"] = self._special_text.marked(reasoning)
         if message.tool_call_id is not None:
             shown["tool_call_id"] = self._id(message.tool_call_id)
         if message.tool_calls:
@@ -55,7 +57,7 @@ class Conversation:
 
     def _content(self, index: int, role: str, message: ChatMessage) -> str | list[dict[str, str]]:
         if not isinstance(message.content, list):
-            text = message.content or ""
+            text = self._special_text.marked(message.content or "")
             takes_only_parts = role not in self._traits.string_roles and role in self._traits.parts_roles
             return [{"type": "text", "text": text}] if takes_only_parts else text
         texts = []
@@ -64,37 +66,40 @@ class Conversation:
                 field = f"messages[{index}].content[{part_index}]"
                 raise InvalidRequest(f"{field} is of type {part.type!r}; only text parts are supported", param=field)
             texts.append(part.text)
+        texts = self._special_text.marked_parts(texts)
         if texts and role in self._traits.parts_roles:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
 
     def _add_calls(self, index: int, calls: Sequence[ToolCall], shown: Message) -> None:
-        arguments = [_arguments(f"messages[{index}].tool_calls[{i}]", call) for i, call in enumerate(calls)]
-        if not self._traits.calls:
-            written = self._tool_format.write(
-                [
-                    (call.function.name, json.dumps(value, ensure_ascii=False))
-                    for call, value in zip(calls, arguments, strict=True)
-                ]
-            )
-            shown["content"] = _joined(shown["content"], written, "\n")
-            return
-        shown["tool_calls"] = [
-            {
-                **({} if call.id is None else {"id": self._id(call.id)}),
-                "type": call.type,
-                "function": {
-                    "name": call.function.name,
-                    "arguments": (call.function.arguments or "{}") if self._traits.arguments_as_text else value,
-                },
-            }
-            for call, value in zip(calls, arguments, strict=True)
-        ]
+        functions = [self._function(f"messages[{index}].tool_calls[{i}]", call) for i, call in enumerate(calls)]
+        if self._traits.calls:
+            ids = [{} if call.id is None else {"id": self._id(call.id)} for call in calls]
+            shown["tool_calls"] = [
+                {**call_id, "type": "function", "function": function}
+                for call_id, function in zip(ids, functions, strict=True)
+            ]
+        else:
+            written = [(each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in functions]
+            shown["content"] = _joined(shown["content"], self._tool_format.write(written), "\n")
+
+    def _function(self, field: str, call: ToolCall) -> dict[str, Any]:
+        """Templates want the arguments as an object, some as its JSON text, which they are on the wire."""
+        given = call.function.arguments or "{}"
+        try:
+            arguments = orjson.loads(given)
+        except orjson.JSONDecodeError:
+            field += ".function.arguments"
+            raise InvalidRequest(f"{field} is not JSON", param=field) from None
+        return {
+            "name": self._special_text.marked(call.function.name),
+            "arguments": self._special_text.marked_json(given if self._traits.arguments_as_text else arguments),
+        }
 
     def _id(self, given: str) -> str:
         """Mistral's templates refuse ids of another length, which come from other models' calls."""
         if not self._wants_short_ids or len(given) == MISTRAL_ID_LEN:
-            return given
+            return self._special_text.marked(given)
         return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:MISTRAL_ID_LEN]
 
     def _with_instruction(self, messages: list[Message], instruction: str) -> list[Message]:
@@ -120,14 +125,6 @@ def tool_instruction(tools: Sequence[dict[str, Any]], tool_format: ToolFormat) -
         f"To call a function, write its name and its arguments, and nothing else, like this:\n{example}\n\n"
         "You then get the result, and can answer with it."
     )
-
-
-def _arguments(field: str, call: ToolCall) -> Any:
-    try:
-        return orjson.loads(call.function.arguments or "{}")
-    except orjson.JSONDecodeError:
-        field += ".function.arguments"
-        raise InvalidRequest(f"{field} is not JSON", param=field) from None
 
 
 def _with_one_system(messages: list[Message]) -> list[Message]:

@@ -14,7 +14,8 @@ from pageloom.errors import InvalidRequest
 def render_messages(
     body: ChatCompletionRequest | TokenizeRequest, model: ServedModel, tools: Sequence[dict[str, Any]] = ()
 ) -> str:
-    """The prompt's text; `tools` are what the model is shown of them. Raises InvalidRequest."""
+    """The prompt, for `Tokenizer.encode_prompt`: texts of special tokens that came with the request are marked in it.
+    `tools` are what the model is shown of them. Raises InvalidRequest."""
     template = model.template_for(bool(tools))
     if template is None:
         raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
@@ -26,12 +27,13 @@ def render_messages(
         )
     if body.documents and not template.traits.documents:
         raise InvalidRequest("the model's chat template does not show documents", param="documents")
-    conversation = Conversation(template, model.tool_format)
+    special_text = model.tokenizer.special_text
+    tools = special_text.marked_json(list(tools))
     return template.render(
-        conversation.messages(body.messages or (), tools),
+        Conversation(template, model.tool_format, special_text).messages(body.messages or (), tools),
         add_generation_prompt=add_prompt,
         continue_final_message=continuing,
         tools=tools or None,
-        documents=body.documents or None,
-        variables=body.chat_template_kwargs,
+        documents=special_text.marked_json(body.documents) or None,
+        variables=special_text.marked_json(body.chat_template_kwargs),
     )

@@ -27,7 +27,7 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def read_tool_use(body: ChatCompletionRequest) -> ToolUse:
+def read_tool_use(body: ChatCompletionRequest, model: ServedModel) -> ToolUse:
     """Raises InvalidRequest if the choice and the tools do not go together."""
     tools, choice = tuple(body.tools or ()), body.tool_choice
     _require_distinct(tools)
@@ -42,7 +42,10 @@ def read_tool_use(body: ChatCompletionRequest) -> ToolUse:
         required = tools
     elif isinstance(choice, NamedToolChoice):
         required = (_named(choice.function.name, tools),)
+    template = model.template_for(True)
     single = body.parallel_tool_calls is False or isinstance(choice, NamedToolChoice)
+    # An answer that the template then refuses would end the conversation.
+    single = single or (template is not None and not template.traits.parallel_calls)
     return ToolUse(offered=tools, required=required, single=single)
 
 

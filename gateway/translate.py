@@ -56,7 +56,7 @@ class TokenLimit:
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
-    use = read_tool_use(body)
+    use = read_tool_use(body, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise _unsupported("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
@@ -99,7 +99,9 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
     """Token ids. A text that no number of tokens within the context can hold is not even tokenized."""
     if info is not None and len(text) > info.max_model_len * model.tokenizer.longest_token_len:
         raise _too_long(info, f"the prompt has {len(text)} characters", param)
-    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    # What `render_messages` made has marks.
+    encode_text = model.tokenizer.encode_prompt if param == "messages" else model.tokenizer.encode
+    return encode_text(text, add_special_tokens=add_special_tokens)
 
 
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:

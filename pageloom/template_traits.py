@@ -43,7 +43,8 @@ class Render(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
     """Of which roles content may be a string, and of which a list of parts; whether the rest shows up in a prompt.
-    With `arguments_as_text` a call's arguments must be JSON text, otherwise an object."""
+    With `arguments_as_text` a call's arguments must be JSON text, otherwise an object; without
+    `parallel_calls` a message may have one call only."""
 
     string_roles: frozenset[str]
     parts_roles: frozenset[str]
@@ -53,6 +54,7 @@ class TemplateTraits:
     documents: bool
     calls: bool
     arguments_as_text: bool
+    parallel_calls: bool
     results: bool
 
 
@@ -62,9 +64,9 @@ def probe(render: Render) -> TemplateTraits:
     offered = [_TOOL] if tools else None
     as_objects = prober.shows([_USER, _call(_ARGUMENTS), _RESULT], "probe_key", "probe-argument", tools=offered)
     as_text = not as_objects and prober.shows([_USER, _call(_ARGUMENTS_TEXT), _RESULT], _ARGUMENTS_TEXT, tools=offered)
-    before_result = (
-        [_USER, _call(_ARGUMENTS_TEXT if as_text else _ARGUMENTS)] if as_objects or as_text else [_USER, _ANSWER]
-    )
+    calls = as_objects or as_text
+    call = _call(_ARGUMENTS_TEXT if as_text else _ARGUMENTS)
+    before_result = [_USER, call] if calls else [_USER, _ANSWER]
     return TemplateTraits(
         string_roles=frozenset(role for role in ROLES if prober.shows_content(role, "probe-one", "probe-one")),
         parts_roles=frozenset(role for role in ROLES if prober.shows_parts(role)),
@@ -73,8 +75,9 @@ def probe(render: Render) -> TemplateTraits:
         and prober.shows([_system("probe-one"), _USER, _ANSWER, _system("probe-two"), _USER], "probe-two"),
         tools=tools,
         documents=prober.shows([_USER], "probe-document", documents=[_DOCUMENT]),
-        calls=as_objects or as_text,
+        calls=calls,
         arguments_as_text=as_text,
+        parallel_calls=not calls or prober.shows([_USER, _twice(call)], "probe_tool", tools=offered),
         results=prober.shows([*before_result, _RESULT], "probe-result", tools=offered),
     )
 
@@ -118,13 +121,17 @@ def _system(content: str) -> dict[str, object]:
     return {"role": "system", "content": content}
 
 
-def _call(arguments: object) -> dict[str, object]:
+def _call(arguments: object) -> dict[str, Any]:
     function = {"name": "probe_tool", "arguments": arguments}
     return {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"id": _CALL_ID, "type": "function", "function": function}],
     }
+
+
+def _twice(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "tool_calls": [*message["tool_calls"], *message["tool_calls"]]}
 
 
 def _around(role: str, content: object) -> list[Mapping[str, object]]:
