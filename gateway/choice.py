@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway.job import Job
+from gateway.prompt_logprobs import EchoedToken
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
 from pageloom.errors import DeadlineExceeded, EngineError, Unavailable
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
@@ -28,7 +29,7 @@ class ScoredToken:
 class ChoiceDelta:
     """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones.
     `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
-    finish if it was asked for."""
+    finish if it was asked for. `echoed` are the prompt's tokens, once, before those of the choice."""
 
     index: int
     text: str
@@ -37,6 +38,7 @@ class ChoiceDelta:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    echoed: tuple[EchoedToken, ...] = ()
 
 
 class Choice:

@@ -13,7 +13,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pageloom import wire
 from pageloom.client import ENGINE_SERVICE
 from pageloom.errors import PageloomError
-from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokenLogprobs, TokensGenerated
+from pageloom.outputs import (
+    ChoiceFinished,
+    FinishReason,
+    GenerateEvent,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokensGenerated,
+)
 from pageloom.plan import CacheInfo, ModelInfo
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
@@ -186,6 +193,8 @@ async def nothing(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
 def response_of(stream_id: int, event: GenerateEvent) -> engine_pb2.SessionResponse:
     if isinstance(event, ChoiceFinished):
         return wire.session_response_to_proto((), [wire.StreamFinished(stream_id, event)])
+    if isinstance(event, PromptLogprobs):
+        return wire.session_response_to_proto((), prompt_logprobs=[wire.StreamPromptLogprobs(stream_id, event)])
     entry = wire.StreamTokens(stream_id, event.choice_index, event.first_index, event.token_ids, event.logprobs)
     return wire.session_response_to_proto([entry])
 
