@@ -8,44 +8,13 @@ from typing import Any
 import pytest
 
 from gateway import prompt_logprobs
-from pageloom.outputs import FinishReason, GenerateEvent, PromptLogprobs
+from pageloom.outputs import GenerateEvent
 from pageloom.requests import GenerateRequest
 from tests.gateway.test_chat import events
 from tests.support.gateway_server import GatewayServer
-from tests.support.scripted_engine import Script, finished, says, tokens
+from tests.support.scripted_engine import finished, says, scored, tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TOP = (11, 12, 13)
-
-
-def part(prompt: tuple[int, ...], first: int, end: int, num_top: int) -> PromptLogprobs:
-    """Token i has -i; the likeliest are TOP but for tokens of even index, which are the likeliest themselves."""
-    rows = [(-float(index), (prompt[index] if index % 2 == 0 else TOP[0], *TOP[1:])) for index in range(first, end)]
-    return PromptLogprobs(
-        first_index=first,
-        logprobs=tuple(logprob for logprob, _ in rows),
-        ranks=tuple(1 if index % 2 == 0 else 40 for index in range(first, end)),
-        top_token_ids=tuple(token_id for _, top in rows for token_id in top[:num_top]),
-        top_logprobs=tuple(
-            (logprob if index % 2 == 0 else -0.5) - place
-            for index, (logprob, _) in enumerate(rows, start=first)
-            for place in range(num_top)
-        ),
-    )
-
-
-def scores(output: list[int], chunk: int = 3) -> Script:
-    async def script(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-        prompt, num_top = request.prompt_token_ids, request.sampling.prompt_logprobs
-        assert num_top is not None
-        for first in range(1, len(prompt), chunk):
-            yield part(prompt, first, min(first + chunk, len(prompt)), num_top)
-        token_ids = output[: request.sampling.max_tokens]
-        for choice in range(request.n):
-            yield tokens(choice, 0, token_ids, scored=request.sampling.logprobs is not None)
-            yield finished(choice, len(token_ids), FinishReason.LENGTH)
-
-    return script
 
 
 def choices_of(response: Any, stream: bool) -> dict[int, dict[str, Any]]:
@@ -67,7 +36,7 @@ def choices_of(response: Any, stream: bool) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize("n", [1, 2])
 async def test_echo_with_log_probabilities(gateway: GatewayServer, stream: bool, n: int):
     text = "Hello 😀, how are you?"
-    gateway.engine.script = scores(gateway.encode(" fine"))
+    gateway.engine.script = says(gateway.encode(" fine"))
     response = await gateway.complete(prompt=text, echo=True, logprobs=2, max_tokens=1, stream=stream, n=n)
     prompt = gateway.encode(text)
     choices = choices_of(response, stream)
@@ -86,7 +55,7 @@ async def test_echo_with_log_probabilities(gateway: GatewayServer, stream: bool,
 
 async def test_as_evaluation_tools_read_it(gateway: GatewayServer):
     """lm-eval sums `token_logprobs[context:-1]`, and takes a token for greedy if it equals the best of its top."""
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     prompts = [gateway.encode("one two three four five"), gateway.encode("six seven")]
     body = {"prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234}
     answer = (await gateway.complete(**body)).json()
@@ -103,7 +72,7 @@ async def test_as_evaluation_tools_read_it(gateway: GatewayServer):
 async def test_scoring_alone(gateway: GatewayServer, stream: bool):
     """max_tokens 0: the engine draws a token that nobody sees or pays."""
     text = "one two three"
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     response = await gateway.complete(prompt=text, echo=True, logprobs=0, max_tokens=0, stream=stream, n=2)
     for choice in choices_of(response, stream).values():
         assert (choice["text"], choice["finish_reason"]) == (text, "length")
@@ -116,7 +85,7 @@ async def test_scoring_alone(gateway: GatewayServer, stream: bool):
 
 
 async def test_a_prompt_of_one_token(gateway: GatewayServer):
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     choice = (await gateway.complete(prompt=[12], echo=True, logprobs=1, max_tokens=1)).json()["choices"][0]
     assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
 
@@ -128,7 +97,7 @@ async def test_tokens_of_another_choice_wait_for_the_echo(gateway: GatewayServer
     async def script(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         yield tokens(1, 0, output, scored=True)
         yield finished(1, 1)
-        yield part(request.prompt_token_ids, 1, 3, 1)
+        yield scored(request.prompt_token_ids, 1, 3, 1)
         yield tokens(0, 0, output, scored=True)
         yield finished(0, 1)
 
@@ -141,7 +110,7 @@ async def test_tokens_of_another_choice_wait_for_the_echo(gateway: GatewayServer
 
 async def test_lost_parts_are_an_error(gateway: GatewayServer):
     async def script(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-        yield part(request.prompt_token_ids, 2, 3, 1)
+        yield scored(request.prompt_token_ids, 2, 3, 1)
         yield finished(0, 0)
 
     gateway.engine.script = script
@@ -152,7 +121,7 @@ async def test_lost_parts_are_an_error(gateway: GatewayServer):
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_prompt_logprobs_of_completions(gateway: GatewayServer, n: int):
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     answer = (await gateway.complete(prompt=[[20, 21, 22], [30, 31]], prompt_logprobs=1, n=n)).json()
     assert [len(choice["prompt_logprobs"]) for choice in answer["choices"]] == [3] * n + [2] * n
     first = answer["choices"][0]
@@ -170,7 +139,7 @@ async def test_prompt_logprobs_of_completions(gateway: GatewayServer, n: int):
 
 
 async def test_prompt_logprobs_of_chats(gateway: GatewayServer):
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     answer = (await gateway.chat(prompt_logprobs=0)).json()
     assert answer["choices"][0]["message"]["content"] == "x"
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
@@ -179,7 +148,7 @@ async def test_prompt_logprobs_of_chats(gateway: GatewayServer):
 
 
 async def test_both_at_once_each_with_its_own_number(gateway: GatewayServer):
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     answer = await gateway.complete(prompt=[20, 21, 22], echo=True, logprobs=1, prompt_logprobs=3)
     (choice,) = answer.json()["choices"]
     assert len(choice["prompt_logprobs"][1]) == 4
@@ -210,7 +179,7 @@ async def test_refusals(gateway: GatewayServer, fields: dict[str, Any], param: s
 
 
 async def test_the_bound_on_all_of_them(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
-    gateway.engine.script = scores(gateway.encode("x"))
+    gateway.engine.script = says(gateway.encode("x"))
     monkeypatch.setattr(prompt_logprobs, "MAX_PROMPT_LOGPROBS_IN_ALL", 30)
     fields = {"echo": True, "logprobs": 2, "max_tokens": 1}
     assert (await gateway.complete(prompt=[[20] * 5, [21] * 5], **fields)).status_code == 200
