@@ -113,9 +113,11 @@ class CompletionChunkEncoder(_ChunkEncoder):
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
         text = self._echoes.pop(delta.index, "") + delta.text
-        if not text and not delta.scored and delta.finish is None:
+        if not text and not delta.scored and not delta.echoed and delta.finish is None:
             return b""
-        logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
+        logprobs = _NULL
+        if self._with_logprobs:
+            logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer, delta.echoed))
         choice = b'{"index":%d,"text":%b,"logprobs":%b,%b}' % (
             delta.index,
             orjson.dumps(text),

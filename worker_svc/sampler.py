@@ -28,6 +28,18 @@ class Draws:
     failed_slots: NDArray[np.int64]
     logprobs: dict[int, TokenLogprobs]  # by slot, for those that asked
 
+    def without(self, slots: tuple[int, ...]) -> Draws:
+        """Those of the other slots. The draws of `slots`, which failed otherwise, are nobody's."""
+        if not slots:
+            return self
+        kept, still_failed = ~np.isin(self.slots, slots), ~np.isin(self.failed_slots, slots)
+        return Draws(
+            slots=self.slots[kept],
+            token_ids=self.token_ids[kept],
+            failed_slots=self.failed_slots[still_failed],
+            logprobs={slot: logprobs for slot, logprobs in self.logprobs.items() if slot not in slots},
+        )
+
 
 _NO_ROWS = np.zeros(0, np.int64)
 NO_DRAWS = Draws(slots=_NO_ROWS, token_ids=_NO_ROWS, failed_slots=_NO_ROWS, logprobs={})
