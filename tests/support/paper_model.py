@@ -74,7 +74,7 @@ def score(context: list[int], first_index: int, tokens: list[int], num_top: int)
 
 
 def stops(sampling: SamplingParams) -> frozenset[int]:
-    eos_token_ids = () if sampling.ignore_eos else PAPER_MODEL.eos_token_ids
+    eos_token_ids = PAPER_MODEL.eos_token_ids if sampling.ends_at_eos else ()
     return frozenset((*eos_token_ids, *sampling.stop_token_ids))
 
 
