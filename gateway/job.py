@@ -36,6 +36,13 @@ class Job:
     skip_special_tokens: bool
     eos_token_ids: tuple[int, ...]
     generate: bool = True
+    # Of the request, that which gave the prompts' grammar.
+    grammar_field: str = ""
+
+    @property
+    def grammar(self) -> str:
+        """The prompts of one request share it."""
+        return self.prompts[0].sampling.grammar
 
     @property
     def num_choices(self) -> int:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from gateway.request_model import RequestModel
+from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
 from pageloom.timeline import Timeline
 
 MAX_MESSAGES = 2048
@@ -31,12 +33,6 @@ ACCEPTED_TYPES: Mapping[str, str] = {
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-
-
-class RequestModel(BaseModel):
-    """Strict: "5" and true are not numbers. Unknown fields are kept aside in `model_extra`."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(RequestModel):
@@ -72,7 +68,8 @@ class GenerationRequest(RequestModel):
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     include_timeline: bool | None = None
     user: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):
