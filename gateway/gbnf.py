@@ -52,7 +52,9 @@ def to_lark(text: str, *, param: str) -> str:
     for name, tokens in rules.items():
         for token in tokens:
             if token.kind == "name" and token.text not in rules:
-                raise InvalidRequest(f"{param}: the rule {name!r} uses {token.text!r}, which is not defined", param=param)
+                raise InvalidRequest(
+                    f"{param}: the rule {name!r} uses {token.text!r}, which is not defined", param=param
+                )
     if _ROOT not in rules:
         raise InvalidRequest(f"{param} has no rule {_ROOT!r}", param=param)
     names = _lark_names(rules)

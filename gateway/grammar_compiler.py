@@ -78,8 +78,7 @@ class GrammarCompiler:
         except TimeoutError:
             raise Overloaded("too many grammars are being compiled") from None
         try:
-            process = self._idle.pop() if self._idle else await self._start()
-            return await self._compile_in(process, key, grammar)
+            return await self._compile_in(self._idle_one() or await self._start(), key, grammar)
         finally:
             self._places.release()
 
@@ -100,6 +99,14 @@ class GrammarCompiler:
                 self._idle.append(process)
             else:
                 await self._end(process)
+
+    def _idle_one(self) -> _GrammarProcess | None:
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            self._processes.discard(process)
+        return None
 
     def _keep(self, key: bytes, verdict: str) -> None:
         self._verdicts[key] = verdict
@@ -151,6 +158,10 @@ class _GrammarProcess:
         assert process.stdout is not None
         return cls(process, process.stdin, process.stdout)
 
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
     async def load(self, vocabulary: bytes) -> None:
         await self._ask(vocabulary)
 
@@ -158,7 +169,7 @@ class _GrammarProcess:
         return (await self._ask(grammar.encode())).decode()
 
     async def kill(self) -> None:
-        if self._process.returncode is None:
+        if self.alive:
             self._process.kill()
         self._requests.close()
         await self._process.wait()

@@ -4,67 +4,94 @@ of its own, because a compilation cannot be stopped otherwise; `grammar_compiler
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
 from collections.abc import Sequence
 from typing import BinaryIO
 
-import llguidance
 import orjson
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from gateway.pipe_frames import HEADER_BYTES, encode_frame, payload_len
+from pageloom.grammar_limits import GRAMMAR_LIMITS
 
 # Above what the process has once the vocabulary is loaded.
 MAX_COMPILE_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 500
 # The model's steps must not wait for a compilation.
 NICENESS = 10
+LONGEST_TOKEN_BYTES = 16
+_STOP_REASONS = {
+    "NoExtension": "no text satisfies it",
+    "NoExtensionBias": "no text satisfies it",
+    "ParserTooComplex": "it is too ambiguous",
+    "LexerTooComplex": "its regular expressions are too complex",
+}
+_EXCERPT = re.compile(r"\d+ \|.*|\^+")
 
 
 class Vocabulary:
-    """What llguidance wants of a tokenizer."""
+    """Tokens in the shape that llguidance's TokenizerWrapper has."""
 
+    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int]) -> None:
         self.tokens = tokens
         self.special_token_ids = special_token_ids
         self.eos_token_id = special_token_ids[0] if special_token_ids else len(tokens) - 1
+        special = set(special_token_ids)
+        self._ids = {token: token_id for token_id, token in enumerate(tokens) if token_id not in special}
 
-    def __call__(self, text: bytes) -> list[int]:
-        # Only fast-forwarded tokens would need more, and nothing asks for any.
-        return []
+    def __call__(self, text: str) -> list[int]:
+        """Where a grammar leaves no choice, its text in some tokens, the longest first: which ones does not matter
+        to whether there are any."""
+        encoded, token_ids, start = text.encode(), [], 0
+        while start < len(encoded):
+            for end in range(min(start + LONGEST_TOKEN_BYTES, len(encoded)), start, -1):
+                if (token_id := self._ids.get(encoded[start:end])) is not None:
+                    token_ids.append(token_id)
+                    break
+            start = end
+        return token_ids
 
 
-def find_error(grammar: str, tokenizer: llguidance.LLTokenizer) -> str:
-    """What is wrong with the grammar, empty if nothing: it compiles, and at least one token may come first or
-    nothing at all may come."""
-    limits = llguidance.LLParserLimits(verbose_errors=False)
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+def find_error(grammar: str, tokenizer: LLTokenizer) -> str:
+    """What is wrong with the grammar; empty if it compiles and a text can begin, or be empty."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**GRAMMAR_LIMITS))
     if matcher.is_error():
-        return matcher.get_error()[:MAX_MESSAGE_CHARS] or "it cannot be compiled"
+        return _without_excerpt(matcher.get_error())[:MAX_MESSAGE_CHARS] or "it cannot be compiled"
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        reason = matcher.get_error().split(maxsplit=1)[0]
+        return _STOP_REASONS.get(reason, f"how a text can begin cannot be found ({reason})")
     return "" if any(mask) or matcher.is_accepting() else "no text satisfies it"
 
 
-def main(source: BinaryIO, sink: BinaryIO, max_compile_s: int) -> None:
+def _without_excerpt(message: str) -> str:
+    """On one line, and without the lines of the grammar that follow, which may be ones of ours."""
+    lines = (line.strip() for line in message.splitlines())
+    return " ".join(line for line in lines if line and not _EXCERPT.fullmatch(line))
+
+
+def main(source: BinaryIO, sink: BinaryIO, max_compile_s: float) -> None:
     os.nice(NICENESS)
     first = _read_frame(source)
     if first is None:
         return
     vocabulary = orjson.loads(first)
     tokens = [spelling.encode("latin-1") for spelling in vocabulary["tokens"]]
-    wrapper = llguidance.TokenizerWrapper(Vocabulary(tokens, vocabulary["special_token_ids"]))
-    tokenizer = llguidance.LLTokenizer(wrapper)
+    tokenizer = LLTokenizer(Vocabulary(tokens, vocabulary["special_token_ids"]))
     _limit_memory()
     sink.write(encode_frame(b""))
     sink.flush()
     while (grammar := _read_frame(source)) is not None:
         # The parent kills a compilation that takes too long; this is for one that outlives the parent.
-        signal.alarm(2 * max_compile_s)
+        signal.setitimer(signal.ITIMER_REAL, 2 * max_compile_s)
         error = find_error(grammar.decode(), tokenizer)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         sink.write(encode_frame(error.encode()))
         sink.flush()
 
@@ -82,4 +109,4 @@ def _read_frame(source: BinaryIO) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]))
+    main(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))

@@ -270,9 +270,7 @@ class _Walk:
     def named_subschemas(self, value: object, pointer: str, depth: int) -> dict[str, Schema]:
         if not isinstance(value, dict):
             raise self.refuse(pointer, "it must be an object of schemas")
-        return {
-            name: self.subschema(schema, f"{pointer}/{_escaped(name)}", depth) for name, schema in value.items()
-        }
+        return {name: self.subschema(schema, f"{pointer}/{_escaped(name)}", depth) for name, schema in value.items()}
 
     def listed_subschemas(self, value: object, pointer: str, depth: int) -> list[Schema]:
         at_top, self._at_top = self._at_top, False
@@ -317,7 +315,5 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "format": _Walk.format,
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Walk.number),
     "multipleOf": _Walk.positive_number,
-    **dict.fromkeys(
-        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _Walk.count
-    ),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _Walk.count),
 }

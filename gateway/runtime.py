@@ -47,7 +47,6 @@ class Gateway:
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
-
     async def check_grammar(self, job: Job) -> None:
         """Raises InvalidRequest if the job's grammar cannot be compiled, Overloaded if too many others wait."""
         if job.grammar:
