@@ -124,7 +124,7 @@ def _chars(text: str) -> Iterator[str]:
 def _char_class(text: str) -> str:
     """Every character but the hyphen of a range by its number: none of them means anything to a regex so."""
     negated = text.startswith("^")
-    parts = []
+    parts: list[str] = []
     for match in _ESCAPE.finditer(text[negated:]):
         is_range = match[5] == "-" and parts and match.end() < len(text[negated:])
         parts.append("-" if is_range else f"\\x{{{ord(next(_chars(match[0]))):x}}}")

@@ -33,6 +33,7 @@ class GrammarCompiler:
         self._places = asyncio.Semaphore(MAX_PROCESSES)
         self._processes: set[_GrammarProcess] = set()
         self._idle: list[_GrammarProcess] = []
+        self._endings: set[asyncio.Task[None]] = set()
         self._compilations: dict[bytes, asyncio.Task[str]] = {}
         # Least recently used first; empty for a grammar that is fine.
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
@@ -55,6 +56,7 @@ class GrammarCompiler:
         await asyncio.gather(*self._compilations.values(), return_exceptions=True)
         for process in list(self._processes):
             await self._end(process)
+        await asyncio.gather(*self._endings)
 
     def _compilation(self, key: bytes, grammar: str) -> asyncio.Task[str]:
         task = self._compilations.get(key)
@@ -77,28 +79,36 @@ class GrammarCompiler:
                 await self._places.acquire()
         except TimeoutError:
             raise Overloaded("too many grammars are being compiled") from None
+        process: _GrammarProcess | None = None
         try:
-            return await self._compile_in(self._idle_one() or await self._start(), key, grammar)
-        finally:
-            self._places.release()
-
-    async def _compile_in(self, process: _GrammarProcess, key: bytes, grammar: str) -> str:
-        reusable = False
-        try:
+            process = self._idle_one() or await self._start()
             async with asyncio.timeout(MAX_COMPILE_S):
                 verdict = await process.find_error(grammar)
             self._keep(key, verdict)
-            reusable = len(self._idle) < MAX_IDLE_PROCESSES
+            if len(self._idle) < MAX_IDLE_PROCESSES:
+                self._idle.append(process)
+                process = None
             return verdict
         except TimeoutError:
             return f"compiling it takes longer than {MAX_COMPILE_S} s"
         except (asyncio.IncompleteReadError, ConnectionError):
             return "compiling it takes too much memory"
         finally:
-            if reusable:
-                self._idle.append(process)
-            else:
-                await self._end(process)
+            self._leave_place(process)
+
+    def _leave_place(self, process: _GrammarProcess | None) -> None:
+        """Ends the process, if one is given, before somebody else gets the place. Nobody waits for that: what is killed
+        has yet to give its memory back, at its low priority."""
+        if process is None:
+            self._places.release()
+            return
+        ending = asyncio.create_task(self._end(process))
+        self._endings.add(ending)
+        ending.add_done_callback(self._on_ended)
+
+    def _on_ended(self, ending: asyncio.Task[None]) -> None:
+        self._endings.discard(ending)
+        self._places.release()
 
     def _idle_one(self) -> _GrammarProcess | None:
         while self._idle:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 import orjson
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from gateway.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 from pageloom.grammar_limits import GRAMMAR_LIMITS
@@ -21,7 +21,7 @@ from pageloom.grammar_limits import GRAMMAR_LIMITS
 MAX_COMPILE_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 500
 # The model's steps must not wait for a compilation.
-NICENESS = 10
+NICENESS = 5
 LONGEST_TOKEN_BYTES = 16
 _STOP_REASONS = {
     "NoExtension": "no text satisfies it",
@@ -33,9 +33,8 @@ _EXCERPT = re.compile(r"\d+ \|.*|\^+")
 
 
 class Vocabulary:
-    """Tokens in the shape that llguidance's TokenizerWrapper has."""
+    """What llguidance's TokenizerWrapper wraps."""
 
-    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int]) -> None:
@@ -45,13 +44,13 @@ class Vocabulary:
         special = set(special_token_ids)
         self._ids = {token: token_id for token_id, token in enumerate(tokens) if token_id not in special}
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: bytes) -> list[int]:
         """Where a grammar leaves no choice, its text in some tokens, the longest first: which ones does not matter
         to whether there are any."""
-        encoded, token_ids, start = text.encode(), [], 0
-        while start < len(encoded):
-            for end in range(min(start + LONGEST_TOKEN_BYTES, len(encoded)), start, -1):
-                if (token_id := self._ids.get(encoded[start:end])) is not None:
+        token_ids, start = [], 0
+        while start < len(text):
+            for end in range(min(start + LONGEST_TOKEN_BYTES, len(text)), start, -1):
+                if (token_id := self._ids.get(text[start:end])) is not None:
                     token_ids.append(token_id)
                     break
             start = end
@@ -62,7 +61,7 @@ def find_error(grammar: str, tokenizer: LLTokenizer) -> str:
     """What is wrong with the grammar; empty if it compiles and a text can begin, or be empty."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**GRAMMAR_LIMITS))
     if matcher.is_error():
-        return _without_excerpt(matcher.get_error())[:MAX_MESSAGE_CHARS] or "it cannot be compiled"
+        return _explained(matcher.get_error())
     mask = matcher.compute_bitmask()
     if matcher.is_error():
         reason = matcher.get_error().split(maxsplit=1)[0]
@@ -70,10 +69,12 @@ def find_error(grammar: str, tokenizer: LLTokenizer) -> str:
     return "" if any(mask) or matcher.is_accepting() else "no text satisfies it"
 
 
-def _without_excerpt(message: str) -> str:
+def _explained(message: str) -> str:
     """On one line, and without the lines of the grammar that follow, which may be ones of ours."""
+    if message.startswith("panic:"):
+        return "it is too large to be compiled"
     lines = (line.strip() for line in message.splitlines())
-    return " ".join(line for line in lines if line and not _EXCERPT.fullmatch(line))
+    return " ".join(line for line in lines if line and not _EXCERPT.fullmatch(line))[:MAX_MESSAGE_CHARS]
 
 
 def main(source: BinaryIO, sink: BinaryIO, max_compile_s: float) -> None:
@@ -83,7 +84,7 @@ def main(source: BinaryIO, sink: BinaryIO, max_compile_s: float) -> None:
         return
     vocabulary = orjson.loads(first)
     tokens = [spelling.encode("latin-1") for spelling in vocabulary["tokens"]]
-    tokenizer = LLTokenizer(Vocabulary(tokens, vocabulary["special_token_ids"]))
+    tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special_token_ids"])))
     _limit_memory()
     sink.write(encode_frame(b""))
     sink.flush()

@@ -10,7 +10,8 @@ import structlog
 
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, RequestModel
+from gateway.request_model import RequestModel
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.structured_outputs import RENAMED_FIELDS, constrained_field, grammar_of
 from gateway.terms import Terms
