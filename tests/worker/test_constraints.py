@@ -118,7 +118,9 @@ def test_a_sequence_goes_on_from_its_output_as_if_never_stopped(bench: Bench):
 
 def test_an_output_that_does_not_match_its_grammar_is_refused(bench: Bench):
     with pytest.raises(InvalidRequest, match="the output so far does not match the grammar") as caught:
-        bench.bind(0, SamplingParams(seed=0, grammar=regex("[0-9]+")), output=TOKENIZER.encode("xy", add_special_tokens=False))
+        bench.bind(
+            0, SamplingParams(seed=0, grammar=regex("[0-9]+")), output=TOKENIZER.encode("xy", add_special_tokens=False)
+        )
     assert caught.value.param == "grammar"
 
 
