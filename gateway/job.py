@@ -44,11 +44,18 @@ class Job:
     message_format: MessageFormat | None = None
     num_echo_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    # Of the request, that which gave the prompts' grammar.
+    grammar_field: str = ""
 
     @property
     def scores_prompts(self) -> bool:
         """Log-probabilities of the prompts' tokens are asked for."""
         return self.num_echo_logprobs is not None or self.num_prompt_logprobs is not None
+
+    @property
+    def grammar(self) -> str:
+        """The prompts of one request share it."""
+        return self.prompts[0].sampling.grammar
 
     @property
     def num_choices(self) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from gateway.request_model import RequestModel
+from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
 from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
 from pageloom.timeline import Timeline
 
@@ -70,7 +71,8 @@ class GenerationRequest(RequestModel):
     include_timeline: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     user: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):

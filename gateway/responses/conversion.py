@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.responses.schemas import LOGPROBS_INCLUDED, InputItem, InputPart, ResponseRequest
 from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from gateway.structured_output_schemas import ResponseFormat
 from pageloom.errors import InvalidRequest, RequestError
 
 _SAME_FIELDS = (
@@ -136,16 +137,16 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def _response_format(body: ResponseRequest) -> dict[str, Any] | None:
+def _response_format(body: ResponseRequest) -> ResponseFormat | None:
     given = body.text.format if body.text is not None else None
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return {"type": "json_object"}
+        return ResponseFormat(type="json_object")
     if given.schema_ is None:
         raise InvalidRequest("text.format.schema is required", param="text.format.schema")
     schema = {"name": given.name or "response", "schema": given.schema_, "strict": given.strict}
-    return {"type": "json_schema", "json_schema": schema}
+    return ResponseFormat.model_validate({"type": "json_schema", "json_schema": schema})
 
 
 def _tools(body: ResponseRequest) -> dict[str, Any]:
