@@ -20,7 +20,7 @@ from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
 from gateway.routes.documentation import ERRORS, STREAMED
-from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import ChatCompletionRequest
 from gateway.stream import EVENT_STREAM_HEADERS, EventStreamResponse
 from gateway.terms import Terms, read_terms
@@ -122,7 +122,7 @@ async def _whole(gateway: Gateway, request: Request, job: Job, encoder: Response
         while (deltas := await generation.next_deltas()) is not None:
             for delta in deltas:
                 encoder.encode(delta, None)
-    encoder.end(usage_of(job, generation))
+    encoder.end(generation.counts)
     return _json(encoder.response)
 
 
