@@ -23,7 +23,7 @@ _GC_THRESHOLD = 20_000
 
 def main(config: GatewayConfig, parent: ParentLink) -> None:
     # Before the model, so that a port in use is known at once.
-    bound = bind(config.host, config.port)
+    bound = bind(config.host, config.port, shared=config.shares_port)
     model = load_served_model(config)
     uvloop.run(_serve(config, parent, bound, model))
 

@@ -35,6 +35,8 @@ MAX_LISTED = 100
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
+    if body.background and gateway.config.max_stored_responses == 0:
+        raise InvalidRequest("background is not possible: this server stores no responses", param="background")
     if body.background and body.store is False:
         raise InvalidRequest("background needs store to be true", param="background")
     terms = read_terms(request.headers, record_of(request.scope).started_s)
