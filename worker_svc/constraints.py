@@ -112,11 +112,12 @@ class Constraints:
 
     def _fixed(self, sampling: SamplingParams) -> Bits | None:
         """Without what bad words of one token take away."""
-        single = {token_ids[0] for token_ids in sampling.bad_words if len(token_ids) == 1}
+        single = [token_ids[0] for token_ids in sampling.bad_words if len(token_ids) == 1]
         if not sampling.allowed_token_ids and not single:
             return None
-        allowed = sampling.allowed_token_ids or range(self._vocab_size)
-        return _bits(set(allowed) - single, self._vocab_size)
+        allowed = sampling.allowed_token_ids
+        fixed = _bits(allowed, self._vocab_size) if allowed else self._every_token
+        return fixed & ~_bits(single, self._vocab_size)
 
     def _allowed(self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> tuple[Bits, dict[int, str]]:
         """What each of `slots` may draw, [rows, vocab / 32]: nothing, where a message says why."""
