@@ -17,7 +17,9 @@ def endless_definitions(definitions: Mapping[str, Schema]) -> list[str]:
     ending: set[str] = set()
     for _ in range(_MAX_ROUNDS):
         # What is referred to comes after what refers to it, most of the time.
-        found = [name for name in reversed(definitions) if name not in ending and _adds(definitions, name, ending)]
+        found = [
+            name for name in reversed(list(definitions)) if name not in ending and _adds(definitions, name, ending)
+        ]
         if not found:
             return [name for name in definitions if name not in ending]
     return []

@@ -14,6 +14,7 @@ import pytest_asyncio
 from gateway import grammar_compiler, grammars
 from gateway.grammar_compiler import GrammarCompiler
 from gateway.served_model import ServedModel
+from gateway.tag_format import format_grammar
 from pageloom.errors import EngineError, InvalidRequest, Overloaded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -59,6 +60,8 @@ async def test_what_compiles_passes_and_what_does_not_is_explained(compiler: Gra
     assert "no text satisfies it" in await refusal(compiler, grammars.regex(r"[^\s\S]"))
     assert "unknown special token" in await refusal(compiler, grammars.lark("start: <|nothing|>"))
     await compiler.check(grammars.lark('start: <|im_end|> "a"'))
+    tag = {"type": "tag", "begin": "<|im_start|>a", "content": {"type": "any_text"}, "end": "<|im_end|>"}
+    await compiler.check(format_grammar(tag, param="p", special_tokens={"<|im_start|>": 1, "<|im_end|>": 2}))
     assert len(processes()) == 1
 
 
