@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from gateway.request_model import RequestModel
 from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
+from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
 from pageloom.timeline import Timeline
 
 MAX_MESSAGES = 2048
@@ -18,13 +19,14 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 128
+MAX_TOOLS = 128
 
 # What fields that take several types accept, for error messages.
 ACCEPTED_TYPES: Mapping[str, str] = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
-    "tool_choice": "a string or an object",
+    "tool_choice": "none, auto, required, or an object that names a function",
     "arguments": "a JSON object as a string",
     "chat_template_kwargs": "a string, a number, a boolean or null",
 }
@@ -67,6 +69,7 @@ class GenerationRequest(RequestModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     include_timeline: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -106,6 +109,7 @@ class ChatMessage(RequestModel):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -118,14 +122,17 @@ class TemplateOptions(RequestModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(RequestModel):
@@ -138,6 +145,7 @@ class TokenizeRequest(RequestModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -171,16 +179,11 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
 class AnsweredChoice(BaseModel):
     """`timeline` comes if the request asked for it."""
 
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     timeline: Annotated[Timeline | None, Field(exclude_if=lambda timeline: timeline is None)] = None
 
@@ -190,6 +193,18 @@ class ChatChoice(AnsweredChoice):
     logprobs: ChatLogprobs | None = None
 
 
+class PromptTokenLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id; null for the first token of the prompt.
+PromptLogprobsAnswer = Annotated[
+    list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=lambda answer: answer is None)
+]
+
+
 class ChatCompletionResponse(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -197,18 +212,20 @@ class ChatCompletionResponse(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobsAnswer = None
 
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
 class CompletionChoice(AnsweredChoice):
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobsAnswer = None
 
 
 class CompletionResponse(BaseModel):

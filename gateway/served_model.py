@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from pageloom.chat_template import ChatTemplate, load_chat_template
+from gateway.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
+from gateway.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
+from pageloom.chat_template import ChatTemplate, load_chat_template, load_tool_use_template
 from pageloom.config import GatewayConfig
-from pageloom.errors import InvalidRequest, ModelLoadError, ModelNotFound
+from pageloom.errors import InvalidConfig, InvalidRequest, ModelLoadError, ModelNotFound
 from pageloom.model_files import locate_model
 from pageloom.sampling_params import SamplingParams
 from pageloom.tokenizer import Tokenizer, load_tokenizer, read_json_object
@@ -30,7 +32,8 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """`names` are what requests may call it, the first being the one that is listed. `defaults` hold
-    for what a request leaves out; they come from the model's generation_config.json."""
+    for what a request leaves out; they come from the model's generation_config.json. `tool_format` and
+    `reasoning_format` are how it writes calls and thinking; the latter is None if it does not think."""
 
     names: tuple[str, ...]
     root: str
@@ -38,6 +41,13 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     defaults: SamplingParams
+    tool_format: ToolFormat = GENERIC_JSON
+    reasoning_format: ReasoningFormat | None = None
+    tool_use_template: ChatTemplate | None = None
+
+    def template_for(self, with_tools: bool) -> ChatTemplate | None:
+        """Some models have a template of its own for requests with tools."""
+        return self.chat_template if not with_tools else self.tool_use_template or self.chat_template
 
     def require_name(self, name: str) -> None:
         """Raises ModelNotFound unless the model goes by this name."""
@@ -52,14 +62,40 @@ def load_served_model(config: GatewayConfig) -> ServedModel:
     files = locate_model(config.model, weights=False)
     tokenizer = load_tokenizer(files)
     found = {} if files.is_gguf else read_json_object(files.path / "generation_config.json")
+    template = load_chat_template(tokenizer, config.chat_template)
+    tool_use_template = load_tool_use_template(tokenizer, config.chat_template)
+    calling = tool_use_template or template
+    source = "" if calling is None else calling.source
     return ServedModel(
         names=config.served_model_names or (files.name,),
         root=files.name,
         created=int(time.time()),
         tokenizer=tokenizer,
-        chat_template=load_chat_template(tokenizer, config.chat_template),
+        chat_template=template,
         defaults=_sampling_defaults(found),
+        tool_format=_tool_format(config.tool_call_parser, source),
+        tool_use_template=tool_use_template,
+        reasoning_format=_reasoning_format(config.reasoning_parser, source),
     )
+
+
+def _tool_format(name: str, template_source: str) -> ToolFormat:
+    if name == "auto":
+        return detect_tool_format(template_source)
+    if name not in TOOL_FORMATS:
+        raise InvalidConfig(f"--tool-call-parser must be auto or one of {', '.join(TOOL_FORMATS)}, not {name!r}")
+    return TOOL_FORMATS[name]
+
+
+def _reasoning_format(name: str, template_source: str) -> ReasoningFormat | None:
+    if name == "auto":
+        return detect_reasoning_format(template_source)
+    if name == "none":
+        return None
+    if name not in REASONING_FORMATS:
+        known = ", ".join(REASONING_FORMATS)
+        raise InvalidConfig(f"--reasoning-parser must be auto, none or one of {known}, not {name!r}")
+    return REASONING_FORMATS[name]
 
 
 def _sampling_defaults(generation_config: Mapping[str, object]) -> SamplingParams:

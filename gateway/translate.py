@@ -10,11 +10,13 @@ import structlog
 
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
+from gateway.prompt_logprobs import with_scored_prompts
 from gateway.request_model import RequestModel
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.structured_outputs import RENAMED_FIELDS, constrained_field, grammar_of
 from gateway.terms import Terms
+from gateway.tool_use import message_format, read_tool_use, shown_tools
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
@@ -26,8 +28,8 @@ COMPLETION_MAX_TOKENS = 16
 # Fields that would change the answer and are not supported: refused, unless they ask for nothing.
 UNSUPPORTED_FIELDS = frozenset(
     {
-        *("functions", "function_call", "chat_template", "documents", "audio", "web_search_options"),
-        *("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words"),
+        *("functions", "function_call", "chat_template", "audio", "web_search_options"),
+        *("prompt_embeds", "truncate_prompt_tokens", "logits_processors", "bad_words"),
         *("allowed_token_ids", "use_beam_search", "length_penalty", "mm_processor_kwargs", "echo", "suffix"),
     }
 )
@@ -55,7 +57,7 @@ class TokenLimit:
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
-    _refuse_tools(body)
+    use = read_tool_use(body, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise _unsupported("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
@@ -65,9 +67,11 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     else:
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    text = render_messages(body, model)
+    text = render_messages(body, model, shown_tools(use.offered))
     token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
-    return _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+    job = _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+    job = replace(job, message_format=message_format(use, body, model, text))
+    return with_scored_prompts(replace(job, num_prompt_logprobs=body.prompt_logprobs), model.tokenizer)
 
 
 def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
@@ -75,8 +79,6 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     _check_common(body, model)
     if body.suffix:
         raise _unsupported("suffix")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo together with logprobs is not supported yet", param="echo")
     _check_best_of(body)
     generate = body.max_tokens != 0
     limit = TokenLimit(asked=body.max_tokens if generate else None, default=COMPLETION_MAX_TOKENS)
@@ -89,20 +91,25 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     for given in _split_prompts(body.prompt):
         prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
         prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
-    job = _job(body, terms, info, prompts)
-    return replace(job, generate=generate, with_logprobs=body.logprobs is not None)
+    job = replace(_job(body, terms, info, prompts), generate=generate, with_logprobs=body.logprobs is not None)
+    job = replace(job, num_prompt_logprobs=body.prompt_logprobs, num_echo_logprobs=body.logprobs if body.echo else None)
+    return with_scored_prompts(job, model.tokenizer)
 
 
 def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids. A text that no number of tokens within the context can hold is not even tokenized."""
     if info is not None and len(text) > info.max_model_len * model.tokenizer.longest_token_len:
         raise _too_long(info, f"the prompt has {len(text)} characters", param)
-    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    # What `render_messages` made has marks.
+    encode_text = model.tokenizer.encode_prompt if param == "messages" else model.tokenizer.encode
+    return encode_text(text, add_special_tokens=add_special_tokens)
 
 
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     model.require_name(body.model)
     refuse_unsupported(body)
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed; use echo with logprobs", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 
@@ -133,14 +140,6 @@ def refuse_unsupported(body: RequestModel) -> None:
     modalities = (body.model_extra or {}).get("modalities")
     if modalities not in (None, [], ["text"]):
         raise _unsupported("modalities", "other than ['text']")
-
-
-def _refuse_tools(body: ChatCompletionRequest) -> None:
-    if body.tool_choice in (None, "auto"):
-        if body.tools:
-            raise _unsupported("tools")
-    elif body.tool_choice != "none":
-        raise _unsupported("tool_choice", "other than 'none'")
 
 
 def _unsupported(field: str, what: str = "") -> InvalidRequest:

@@ -60,6 +60,11 @@ DEFAULT_SCHEDULER_PORT = 50051
 DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+DEFAULT_MAX_STORED_RESPONSES = 1000
+DEFAULT_MAX_STORED_RESPONSE_BYTES = 64 * 1024 * 1024
+DEFAULT_RESPONSE_TTL_S = 86_400.0
+# From the chat template.
+DEFAULT_PARSER = "auto"
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
 # Far above the longest step of a slow CPU: 2,048 tokens of a long prompt.
 DEFAULT_STEP_TIMEOUT_S = 120.0
@@ -105,8 +110,13 @@ class GatewayConfig(ServiceConfig):
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     chat_template: str | None = None
+    tool_call_parser: str = DEFAULT_PARSER
+    reasoning_parser: str = DEFAULT_PARSER
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
+    max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
+    response_ttl_s: float = DEFAULT_RESPONSE_TTL_S
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)

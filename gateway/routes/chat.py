@@ -12,10 +12,12 @@ from starlette.responses import Response
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.logprobs import chat_logprobs
+from gateway.message_deltas import assistant_message
 from gateway.middleware import record_of
+from gateway.prompt_logprobs import prompt_logprobs_json
 from gateway.routes.documentation import ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
-from gateway.schemas import AssistantMessage, ChatChoice, ChatCompletionRequest, ChatCompletionResponse
+from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
 from gateway.sse import ChatChunkEncoder, ChunkFrame
 from gateway.stream import EventStreamResponse
 from gateway.terms import read_terms
@@ -55,7 +57,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
         choices=[
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=answer.text),
+                message=assistant_message(answer),
                 logprobs=chat_logprobs(answer.scored, tokenizer) if job.with_logprobs else None,
                 finish_reason=answer.finish,
                 stop_reason=answer.stop_reason,
@@ -65,4 +67,8 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
         ],
         usage=usage_of(job, generation),
     )
-    return Response(orjson.dumps(answer.model_dump()), media_type="application/json")
+    shown = answer.model_dump()
+    if job.num_prompt_logprobs is not None:
+        scores = generation.prompt_scores
+        (shown["prompt_logprobs"],) = await gateway.in_thread(prompt_logprobs_json, job, scores, tokenizer)
+    return Response(orjson.dumps(shown), media_type="application/json")
