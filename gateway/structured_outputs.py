@@ -103,7 +103,7 @@ def _grammar(text: str, param: str) -> str:
 def _structural_tag(wanted: object, param: str, model: ServedModel, style: JsonStyle) -> str:
     if isinstance(wanted, str):
         wanted = grammars.parse_json(wanted, param)
-    special_tokens = {model.tokenizer.token(token_id): token_id for token_id in model.tokenizer.special_ids}
+    special_tokens = model.tokenizer.special_ids_by_text
     if isinstance(wanted, dict) and wanted.get("format") is not None:
         return format_grammar(wanted["format"], param=f"{param}.format", special_tokens=special_tokens, style=style)
     try:

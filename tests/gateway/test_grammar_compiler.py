@@ -71,7 +71,7 @@ async def test_a_verdict_is_remembered(compiler: GrammarCompiler):
     message = await refusal(compiler, bad)
     (process,) = processes()
     process.suspend()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(3):
         await compiler.check(good)
         assert await refusal(compiler, bad) == message
     process.resume()
@@ -111,7 +111,7 @@ async def test_a_compilation_without_end_is_killed(compiler: GrammarCompiler, mo
     stuck.suspend()
     started_s = time.monotonic()
     assert "takes longer than" in await refusal(compiler, grammars.choice(["stuck"]))
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 3
     await until(lambda: stuck not in processes())
     await compiler.check(grammars.choice(["stuck"]))
 
@@ -139,7 +139,7 @@ async def test_a_slow_grammar_holds_up_no_other(compiler: GrammarCompiler):
     process.suspend()
     slow = asyncio.create_task(compiler.check(grammars.choice(["slow"])))
     await asyncio.sleep(0.01)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(10):
         await compiler.check(grammars.choice(["quick"]))
     process.resume()
     await slow
@@ -211,7 +211,7 @@ async def test_a_bomb_costs_its_sender_at_most_five_seconds(compiler: GrammarCom
     # Either llguidance can do it, or it is refused.
     assert isinstance(bomb.exception(), InvalidRequest | None)
     assert time.monotonic() - started_s < 5
-    assert longest_s < 0.5, "the event loop went on"
+    assert longest_s < 1.5, "the event loop went on"
     async with asyncio.timeout(5):
         await compiler.check(grammars.choice(["after " + name]))
 

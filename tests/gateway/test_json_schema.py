@@ -206,9 +206,9 @@ def test_a_long_chain_of_definitions_is_walked_once():
         f"c{n}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/c{n + 1}"}}, "required": ["x"]}
         for n in range(3000)
     }
-    started_s = time.monotonic()
+    started_s = time.process_time()
     normalize_schema({"$ref": "#/$defs/c0", "$defs": {**chain, "c3000": {"type": "null"}}}, param="p")
-    assert time.monotonic() - started_s < 1
+    assert time.process_time() - started_s < 1
 
 
 def tagged(*tags: object, **more: object) -> list[dict[str, object]]:
