@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
+from gateway.grammar_compiler import GrammarCompiler
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
@@ -46,6 +47,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         engine=EngineState(client, model.tokenizer.vocab_size),
         lifecycle=lifecycle,
         metrics=metrics,
+        grammar_compiler=GrammarCompiler(model.tokenizer),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
     )
     app.add_middleware(RequestMiddleware, metrics=metrics)
@@ -62,4 +64,5 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         watch = tasks.create_task(gateway.engine.watch())
         yield
         watch.cancel()
+        await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

@@ -38,6 +38,13 @@ class Job:
     eos_token_ids: tuple[int, ...]
     generate: bool = True
     message_format: MessageFormat | None = None
+    # Of the request, that which gave the prompts' grammar.
+    grammar_field: str = ""
+
+    @property
+    def grammar(self) -> str:
+        """The prompts of one request share it."""
+        return self.prompts[0].sampling.grammar
 
     @property
     def num_choices(self) -> int:

@@ -44,7 +44,7 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Raises BodyError (400) unless the body is JSON of bearable shape."""
         body = await self.body()
-        if excess := _excess(body):
+        if excess := excess_of(body):
             raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
         try:
             return orjson.loads(body)
@@ -79,7 +79,7 @@ class JsonRequest(Request):
         return bytes(body)
 
 
-def _excess(body: bytes) -> str | None:
+def excess_of(body: bytes) -> str | None:
     """What the body has too much of. The depth is found by removing the innermost brackets once per
     level, each time in one pass over what is left."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:

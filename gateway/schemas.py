@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from gateway.request_model import RequestModel
+from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
 from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
 from pageloom.timeline import Timeline
 
@@ -69,7 +70,8 @@ class GenerationRequest(RequestModel):
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     include_timeline: bool | None = None
     user: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):

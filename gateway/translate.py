@@ -13,6 +13,7 @@ from gateway.messages import render_messages
 from gateway.request_model import RequestModel
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
+from gateway.structured_outputs import RENAMED_FIELDS, constrained_field, grammar_of
 from gateway.terms import Terms
 from gateway.tool_use import message_format, read_tool_use, shown_tools
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
@@ -28,8 +29,7 @@ UNSUPPORTED_FIELDS = frozenset(
     {
         *("functions", "function_call", "chat_template", "audio", "web_search_options"),
         *("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words"),
-        *("allowed_token_ids", "use_beam_search", "length_penalty", "structured_outputs", "grammar"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "mm_processor_kwargs", "echo", "suffix"),
+        *("allowed_token_ids", "use_beam_search", "length_penalty", "mm_processor_kwargs", "echo", "suffix"),
     }
 )
 _log = structlog.get_logger(__name__)
@@ -109,8 +109,6 @@ def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     refuse_unsupported(body)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if body.response_format and body.response_format.get("type") != "text":
-        raise _unsupported("response_format", "other than {'type': 'text'}")
 
 
 def _check_best_of(body: CompletionRequest) -> None:
@@ -129,10 +127,13 @@ def refuse_unsupported(body: RequestModel) -> None:
     """Unknown fields are ignored, because clients are newer than servers, except those that ask for
     something that is known and not supported."""
     for name, value in (body.model_extra or {}).items():
-        if name not in UNSUPPORTED_FIELDS:
-            _log.debug("unknown request field ignored", field=name)
-        elif value not in (None, False, "", [], {}):
+        if value in (None, False, "", [], {}):
+            continue
+        if name in UNSUPPORTED_FIELDS:
             raise _unsupported(name)
+        if name in RENAMED_FIELDS:
+            raise InvalidRequest(f"{name} is not supported; use {RENAMED_FIELDS[name]}", param=name)
+        _log.debug("unknown request field ignored", field=name)
     modalities = (body.model_extra or {}).get("modalities")
     if modalities not in (None, [], ["text"]):
         raise _unsupported("modalities", "other than ['text']")
@@ -163,6 +164,7 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
+        grammar=grammar_of(body, model),
     )
 
 
@@ -187,6 +189,7 @@ def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequen
             param=field,
         )
     prompts[0].sampling.check_vocabulary(info.vocab_size)
+    grammar_field = constrained_field(body)
     return Job(
         prompts=tuple(prompts),
         terms=terms,
@@ -199,7 +202,9 @@ def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequen
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
-        eos_token_ids=() if body.ignore_eos else info.eos_token_ids,
+        # The end of a grammar is the end of the answer, whatever ignore_eos says.
+        eos_token_ids=() if body.ignore_eos and not grammar_field else info.eos_token_ids,
+        grammar_field=grammar_field,
     )
 
 

@@ -49,6 +49,9 @@ sampling_params = st.builds(
     stop_token_ids=IDS,
     logprobs=st.none() | st.integers(0, 20),
     seed=st.none() | st.integers(0, 2**64 - 1),
+    grammar=st.text(max_size=20),
+    allowed_token_ids=IDS,
+    bad_words=st.lists(IDS.filter(bool), max_size=3).map(tuple),
 )
 logprobs = st.builds(TokenLogprobs, FLOATS, IDS, st.lists(FLOATS, max_size=4).map(tuple))
 admissions = st.builds(

@@ -24,6 +24,9 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         stop_token_ids=sampling.stop_token_ids,
         logprobs=sampling.logprobs,
         seed=sampling.seed,
+        grammar=sampling.grammar,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[common_pb2.TokenSequence(token_ids=token_ids) for token_ids in sampling.bad_words],
     )
 
 
@@ -44,6 +47,9 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         seed=message.seed if message.HasField("seed") else None,
+        grammar=message.grammar,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(sequence.token_ids) for sequence in message.bad_words),
     )
 
 

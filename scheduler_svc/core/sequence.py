@@ -88,7 +88,7 @@ class Sequence:
         """Why the choice ends with its token `token_id`, the last of `num_known_tokens`; None if it goes on."""
         # Before min_tokens the sampler masks what would stop; a stop token there was not meant as one.
         num_output_tokens = num_known_tokens - self.num_prompt_tokens
-        if token_id in self.stop_token_ids and num_output_tokens > self.request.sampling.min_tokens:
+        if token_id in self.stop_token_ids and num_output_tokens > self.request.sampling.num_tokens_before_stop:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_known_tokens >= self.max_len else None
 

@@ -34,6 +34,8 @@ def validated(
         raise InvalidRequest(f"n must be between 1 and {max_num_choices}, not {request.n}", param="n")
     check_token_ids("prompt_token_ids", request.prompt_token_ids, model.vocab_size)
     request.sampling.check_vocabulary(model.vocab_size)
+    if request.sampling.grammar and not model.eos_token_ids:
+        raise InvalidRequest("grammar needs a model with an end-of-sequence token; this one has none", param="grammar")
     sampling = _with_max_tokens(request, model.max_model_len, num_kv_tokens)
     _check_resume(request, sampling, model)
     return replace(request, sampling=sampling)
@@ -41,7 +43,7 @@ def validated(
 
 def stop_token_ids(sampling: SamplingParams, model: ModelInfo) -> frozenset[int]:
     """The tokens that end a choice."""
-    eos_token_ids = () if sampling.ignore_eos else model.eos_token_ids
+    eos_token_ids = model.eos_token_ids if sampling.ends_at_eos else ()
     return frozenset(eos_token_ids) | frozenset(sampling.stop_token_ids)
 
 
@@ -116,7 +118,9 @@ def _check_resume(request: GenerateRequest, sampling: SamplingParams, model: Mod
         seen.add(choice_index)
         check_token_ids("resume", token_ids, model.vocab_size)
         assert sampling.max_tokens is not None
-        ended = len(token_ids) >= sampling.max_tokens or not stops.isdisjoint(token_ids[sampling.min_tokens :])
+        ended = len(token_ids) >= sampling.max_tokens or not stops.isdisjoint(
+            token_ids[sampling.num_tokens_before_stop :]
+        )
         if ended:
             raise InvalidRequest(
                 f"resume has all tokens of choice {choice_index} already: there is nothing to generate", param="resume"

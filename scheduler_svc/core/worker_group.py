@@ -223,7 +223,7 @@ class WorkerGroup:
         columns.tenant[slot] = sequence.tenant.index
         columns.waits_for_tokens[slot] = sequence.request.wait_for_tokens
         columns.wants_logprobs[slot] = sequence.wants_logprobs
-        columns.ends_at_eos[slot] = not sampling.ignore_eos
+        columns.ends_at_eos[slot] = sampling.ends_at_eos
         columns.has_stop_tokens[slot] = bool(sampling.stop_token_ids)
         columns.num_steps[slot] = columns.num_held_steps[slot] = 0
         columns.last_step[slot] = 0

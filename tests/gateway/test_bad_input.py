@@ -77,7 +77,7 @@ SAMPLING = [
     ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
     ({"ignore_eos": "no"}, "ignore_eos"),
     ({"user": 5}, "user"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"guided_json": {"type": "object"}}, "guided_json"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
     ({"use_beam_search": True}, "use_beam_search"),
