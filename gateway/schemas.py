@@ -122,6 +122,7 @@ class TemplateOptions(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
@@ -145,6 +146,7 @@ class TokenizeRequest(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     return_token_strs: bool | None = None
 
 
