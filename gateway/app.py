@@ -15,7 +15,8 @@ from gateway.grammar_compiler import GrammarCompiler
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
-from gateway.routes import chat, completions, models, ops, tokenize
+from gateway.responses.store import ResponseStore
+from gateway.routes import anthropic_messages, chat, completions, models, ops, responses, tokenize
 from gateway.runtime import Gateway
 from gateway.served_model import ServedModel
 from pageloom import __version__
@@ -49,10 +50,15 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         metrics=metrics,
         grammar_compiler=GrammarCompiler(model.tokenizer),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
+        responses=ResponseStore(
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_response_bytes,
+            ttl_s=config.response_ttl_s,
+        ),
     )
     app.add_middleware(RequestMiddleware, metrics=metrics)
     install_error_handlers(app)
-    for routes in (chat, completions, models, tokenize, ops):
+    for routes in (chat, completions, responses, anthropic_messages, models, tokenize, ops):
         app.include_router(routes.router)
     return app
 

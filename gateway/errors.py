@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.anthropic import errors as anthropic_errors
 from gateway.schemas import ACCEPTED_TYPES
 from pageloom.errors import (
     DeadlineExceeded,
@@ -27,15 +28,6 @@ from pageloom.errors import (
 RETRY_AFTER_S = 1
 SERVER_ERROR, REQUEST_ERROR = "server_error", "invalid_request_error"
 
-# The most specific class comes first: lookups take the first match.
-_STATUS: tuple[tuple[type[PageloomError], int], ...] = (
-    (InvalidRequest, 400),
-    (ModelNotFound, 404),
-    (DuplicateRequest, 409),
-    (Overloaded, 503),
-    (Unavailable, 503),
-    (DeadlineExceeded, 504),
-)
 _HTTP_CODES = {
     404: "unknown_url",
     405: "method_not_allowed",
@@ -55,6 +47,12 @@ _SIZE_ERRORS = {
 _TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
 
 
+class NotFound(RequestError):
+    """Something that the path or a field names is not here."""
+
+    code = "not_found"
+
+
 class ShuttingDown(Unavailable):
     """The gateway drains."""
 
@@ -65,13 +63,29 @@ class ClientDisconnected(Exception):
     """Nobody is left to answer."""
 
 
+# The most specific class comes first: lookups take the first match.
+_STATUS: tuple[tuple[type[PageloomError], int], ...] = (
+    (InvalidRequest, 400),
+    (ModelNotFound, 404),
+    (NotFound, 404),
+    (DuplicateRequest, 409),
+    (Overloaded, 503),
+    (Unavailable, 503),
+    (DeadlineExceeded, 504),
+)
+
+
+def status_of(error: PageloomError) -> int:
+    return next((status for error_type, status in _STATUS if isinstance(error, error_type)), 500)
+
+
 def error_body(error: PageloomError) -> dict[str, dict[str, str | None]]:
     kind = REQUEST_ERROR if isinstance(error, RequestError) else SERVER_ERROR
     return _envelope(error.message, kind=kind, param=error.param, code=error.code)
 
 
 def error_response(error: PageloomError) -> Response:
-    status = next((status for error_type, status in _STATUS if isinstance(error, error_type)), 500)
+    status = status_of(error)
     headers = {}
     if status in (429, 503):
         headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
@@ -96,14 +110,15 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_error)
 
 
-async def _on_pageloom_error(_request: Request, error: Exception) -> Response:
+async def _on_pageloom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PageloomError)
-    return error_response(error)
+    return _in_its_shape(request, error_response(error), error.message)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(invalid_request(error.errors()))
+    invalid = invalid_request(error.errors())
+    return _in_its_shape(request, error_response(invalid), invalid.message)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -117,7 +132,15 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"{request.scope['path']} does not take {request.method}"
     response = http_error_response(error.status_code, message, code=code)
     response.headers.update(error.headers or {})
-    return response
+    return _in_its_shape(request, response, message)
+
+
+def _in_its_shape(request: Request, response: Response, message: str) -> Response:
+    """Clients of the other API read errors of another shape."""
+    if not request.scope["path"].startswith(anthropic_errors.PATH_PREFIX):
+        return response
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return _json(response.status_code, anthropic_errors.envelope(response.status_code, message), headers)
 
 
 class BodyError(HTTPException):

@@ -69,6 +69,7 @@ class GenerationRequest(RequestModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     include_timeline: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -194,6 +195,18 @@ class ChatChoice(AnsweredChoice):
     logprobs: ChatLogprobs | None = None
 
 
+class PromptTokenLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id; null for the first token of the prompt.
+PromptLogprobsAnswer = Annotated[
+    list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=lambda answer: answer is None)
+]
+
+
 class ChatCompletionResponse(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -201,18 +214,20 @@ class ChatCompletionResponse(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobsAnswer = None
 
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
 class CompletionChoice(AnsweredChoice):
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobsAnswer = None
 
 
 class CompletionResponse(BaseModel):

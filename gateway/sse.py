@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 import orjson
 from pydantic import BaseModel
 
 from gateway.choice import ChoiceDelta
+from gateway.errors import error_body
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.message_deltas import reasoning_delta, tool_calls_delta
 from gateway.schemas import GenerationRequest, StreamOptions, Usage
+from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 _NULL = b"null"
-
-
-def error_event(body: Mapping[str, object]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 class ChunkFrame:
@@ -51,21 +48,31 @@ class ChunkFrame:
         return self._head + b'],"usage":' + orjson.dumps(usage.model_dump()) + b"}\n\n" + DONE
 
 
-class ChunkEncoder(Protocol):
-    """Deltas of one answer -> events. Empty if there is nothing to say yet."""
+class _ChunkEncoder:
+    """What the two `stream.StreamEncoder`s of chunks have in common."""
 
-    frame: ChunkFrame
+    def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._frame = frame
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes: ...
+    @property
+    def wants_usage(self) -> bool:
+        return self._frame.include_usage
+
+    def end(self, usage: Usage) -> bytes:
+        return self._frame.end(usage)
+
+    def fail(self, error: PageloomError) -> bytes:
+        """No [DONE] follows it."""
+        return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
 
-class ChatChunkEncoder:
+class ChatChunkEncoder(_ChunkEncoder):
     """The role comes once per choice, before its text; the finish reason in a last chunk of its own."""
 
     def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
-        self.frame = frame
-        self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
+        super().__init__(frame, tokenizer, with_logprobs=with_logprobs)
         self._begun: set[int] = set()
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
@@ -92,32 +99,32 @@ class ChatChunkEncoder:
         logprobs: bytes = _NULL,
         finish: bytes = b'"finish_reason":null',
     ) -> bytes:
-        return self.frame.chunk(b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish), usage)
+        return self._frame.chunk(b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish), usage)
 
 
-class CompletionChunkEncoder:
+class CompletionChunkEncoder(_ChunkEncoder):
     """`echoes` holds, per choice, the text to send before the choice's own."""
 
     def __init__(
         self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool, echoes: Mapping[int, str]
     ) -> None:
-        self.frame = frame
-        self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
+        super().__init__(frame, tokenizer, with_logprobs=with_logprobs)
         self._echoes = dict(echoes)
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
         text = self._echoes.pop(delta.index, "") + delta.text
-        if not text and not delta.scored and delta.finish is None:
+        if not text and not delta.scored and not delta.echoed and delta.finish is None:
             return b""
-        logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
+        logprobs = _NULL
+        if self._with_logprobs:
+            logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer, delta.echoed))
         choice = b'{"index":%d,"text":%b,"logprobs":%b,%b}' % (
             delta.index,
             orjson.dumps(text),
             logprobs,
             _finish(delta),
         )
-        return self.frame.chunk(choice, usage)
+        return self._frame.chunk(choice, usage)
 
 
 def _finish(delta: ChoiceDelta) -> bytes:

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
+from gateway.prompt_logprobs import with_scored_prompts
 from gateway.request_model import RequestModel
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
@@ -28,7 +29,7 @@ COMPLETION_MAX_TOKENS = 16
 UNSUPPORTED_FIELDS = frozenset(
     {
         *("functions", "function_call", "chat_template", "audio", "web_search_options"),
-        *("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words"),
+        *("prompt_embeds", "truncate_prompt_tokens", "logits_processors", "bad_words"),
         *("allowed_token_ids", "use_beam_search", "length_penalty", "mm_processor_kwargs", "echo", "suffix"),
     }
 )
@@ -69,7 +70,8 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     text = render_messages(body, model, shown_tools(use.offered))
     token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
     job = _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
-    return with_parts(job, use, body, model, text, info.eos_token_ids)
+    job = with_parts(job, use, body, model, text, info.eos_token_ids)
+    return with_scored_prompts(replace(job, num_prompt_logprobs=body.prompt_logprobs), model.tokenizer)
 
 
 def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
@@ -77,8 +79,6 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     _check_common(body, model)
     if body.suffix:
         raise _unsupported("suffix")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo together with logprobs is not supported yet", param="echo")
     _check_best_of(body)
     generate = body.max_tokens != 0
     limit = TokenLimit(asked=body.max_tokens if generate else None, default=COMPLETION_MAX_TOKENS)
@@ -91,8 +91,9 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     for given in _split_prompts(body.prompt):
         prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
         prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
-    job = _job(body, terms, info, prompts)
-    return replace(job, generate=generate, with_logprobs=body.logprobs is not None)
+    job = replace(_job(body, terms, info, prompts), generate=generate, with_logprobs=body.logprobs is not None)
+    job = replace(job, num_prompt_logprobs=body.prompt_logprobs, num_echo_logprobs=body.logprobs if body.echo else None)
+    return with_scored_prompts(job, model.tokenizer)
 
 
 def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
@@ -107,6 +108,8 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     model.require_name(body.model)
     refuse_unsupported(body)
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed; use echo with logprobs", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gateway.choice import Finish, ScoredToken
 from gateway.generation import Generation
 from gateway.job import Job
+from gateway.prompt_logprobs import EchoedToken
 from gateway.tool_calls import ToolCallDelta
 from pageloom.timeline import Timeline
 
@@ -28,6 +29,7 @@ class ChoiceAnswer:
     finish: Finish
     stop_reason: str | int | None
     timeline: Timeline | None
+    echoed: tuple[EchoedToken, ...]
 
     @property
     def mean_logprob(self) -> float:
@@ -44,6 +46,7 @@ class _Growing:
     finish: Finish = "length"
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    echoed: tuple[EchoedToken, ...] = ()
 
 
 async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
@@ -57,6 +60,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             choice.reasoning.append(delta.reasoning)
             choice.tool_calls.extend(delta.tool_calls)
             choice.scored.extend(delta.scored)
+            choice.echoed += delta.echoed
             if delta.finish is not None:
                 choice.finish, choice.stop_reason, choice.timeline = delta.finish, delta.stop_reason, delta.timeline
     answers = [
@@ -68,6 +72,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             finish=choice.finish,
             stop_reason=choice.stop_reason,
             timeline=choice.timeline,
+            echoed=choice.echoed,
         )
         for choice in growing
     ]

@@ -92,6 +92,10 @@ class Tokenizer:
             self._bytes[token_id] = found
         return found
 
+    def take_special_tokens_for_text(self) -> None:
+        """From now on `encode` takes the spelling of a special token for the text that it is."""
+        self._backend.encode_special_tokens = True
+
     @cached_property
     def longest_token_len(self) -> int:
         """Characters of the longest token: a bound on the text that any number of tokens can hold."""
