@@ -57,6 +57,7 @@ class Generation:
         # By prompt, deltas that came before its scores were complete.
         self._held: dict[int, list[ChoiceDelta]] = {}
         self.num_completion_tokens = 0
+        self.num_reasoning_tokens = 0
         self.num_cached_tokens = 0
 
     async def __aenter__(self) -> Self:
@@ -87,6 +88,7 @@ class Generation:
     def _sort_in(self, item: ChoiceDelta | _PromptDone | Exception, deltas: list[ChoiceDelta]) -> None:
         if isinstance(item, ChoiceDelta):
             self.num_completion_tokens += item.num_tokens
+            self.num_reasoning_tokens += item.num_reasoning_tokens
             self._observer.on_delta(item)
             deltas.append(item)
         elif isinstance(item, _PromptDone):
