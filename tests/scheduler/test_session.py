@@ -533,7 +533,7 @@ class PromptDriver(PuppetDriver):
 async def test_the_examples_of_the_docs_run():
     text = (Path(__file__).parents[2] / "docs/grpc.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     driver = PromptDriver()
     async with engine_server(driver) as address:
         code = "\n".join(examples).replace("127.0.0.1:50051", address)
