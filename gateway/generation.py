@@ -13,6 +13,7 @@ from gateway.job import Job
 from gateway.metrics import RequestObserver
 from gateway.prompt_logprobs import PromptScores
 from gateway.prompt_run import PromptRun
+from gateway.token_counts import TokenCounts
 from pageloom.client import EngineClient
 from pageloom.detokenizer import StopStrings
 from pageloom.engine_session import EngineStream
@@ -45,13 +46,15 @@ class Generation:
         self._open: list[tuple[PromptRun, EngineStream]] = []
         self._ready: list[ChoiceDelta] = []
         self._failure: Exception | None = None
-        self.num_completion_tokens = 0
-        self.num_reasoning_tokens = 0
+        self._num_prompt_tokens = job.num_prompt_tokens
+        self._num_completion_tokens = 0
+        self._num_reasoning_tokens = 0 if job.thinks else None
 
     @property
-    def num_cached_tokens(self) -> int:
-        """Known when it has ended."""
-        return sum(run.num_cached_tokens for run in self._runs)
+    def counts(self) -> TokenCounts:
+        """The tokens so far."""
+        num_cached = 0 if self._open else sum(run.num_cached_tokens for run in self._runs)
+        return TokenCounts(self._num_prompt_tokens, self._num_completion_tokens, num_cached, self._num_reasoning_tokens)
 
     @property
     def prompt_scores(self) -> list[PromptScores | None]:
@@ -93,8 +96,9 @@ class Generation:
         if self._ready:
             deltas, self._ready = self._ready, []
             for delta in deltas:
-                self.num_completion_tokens += delta.num_tokens
-                self.num_reasoning_tokens += delta.num_reasoning_tokens
+                self._num_completion_tokens += delta.num_tokens
+                if self._num_reasoning_tokens is not None:
+                    self._num_reasoning_tokens += delta.num_reasoning_tokens
                 self._observer.on_delta(delta)
             return deltas
         if self._failure is not None:

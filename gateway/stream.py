@@ -15,8 +15,8 @@ from gateway.choice import ChoiceDelta
 from gateway.errors import ClientDisconnected
 from gateway.generation import Generation
 from gateway.job import Job
-from gateway.runtime import Gateway, generating, usage_of
-from gateway.schemas import Usage
+from gateway.runtime import Gateway, generating
+from gateway.token_counts import TokenCounts
 from pageloom.errors import EngineError, PageloomError
 
 PING_INTERVAL_S = 15.0
@@ -31,16 +31,16 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamEncoder(Protocol):
-    """Deltas of one answer -> server-sent events. `wants_usage`: `encode` is told the tokens so far."""
+    """Deltas of one answer -> server-sent events. `wants_counts`: `encode` is told the tokens so far."""
 
     @property
-    def wants_usage(self) -> bool: ...
+    def wants_counts(self) -> bool: ...
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         """Empty if there is nothing to say yet."""
         ...
 
-    def end(self, usage: Usage) -> bytes: ...
+    def end(self, counts: TokenCounts) -> bytes: ...
 
     def fail(self, error: PageloomError) -> bytes:
         """The last events, instead of `end`."""
@@ -64,7 +64,7 @@ class EventStreamResponse(Response):
         try:
             async with generating(self._gateway, scope, receive, self._answer_id, self._job) as generation:
                 await self._relay(generation, send)
-            last = self._encoder.end(usage_of(self._job, generation))
+            last = self._encoder.end(generation.counts)
         except ClientDisconnected:
             return
         except Exception as error:
@@ -82,8 +82,8 @@ class EventStreamResponse(Response):
             self._silence.stop()
 
     def _events(self, generation: Generation, deltas: list[ChoiceDelta]) -> bytes:
-        usage = usage_of(self._job, generation) if self._encoder.wants_usage else None
-        events = b"".join([self._encoder.encode(delta, usage) for delta in deltas])
+        counts = generation.counts if self._encoder.wants_counts else None
+        events = b"".join([self._encoder.encode(delta, counts) for delta in deltas])
         # Proxies cut a connection that is silent for long.
         return events or (sse.PING if self._silence is not None and self._silence.too_long else b"")
 

@@ -544,6 +544,8 @@ async def test_the_examples_of_the_docs_run():
         "FINISH_REASON_LENGTH 2",
         "1 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
         "2 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
+        "[260, 30]",
+        "ends with FINISH_REASON_LENGTH",
         "0.000 s: waited WAIT_REASON_SLOTS ['other']",
         "0.250 s: ran on w, 0 steps, 0 held",
         "['known']",
