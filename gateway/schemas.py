@@ -123,6 +123,7 @@ class TemplateOptions(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
@@ -146,6 +147,7 @@ class TokenizeRequest(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     return_token_strs: bool | None = None
 
 
@@ -158,11 +160,20 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
+    """`completion_tokens_details` comes with models that think."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | None, Field(exclude_if=lambda details: details is None)
+    ] = None
 
 
 class TopLogprob(BaseModel):

@@ -16,7 +16,7 @@ from gateway.schemas import ChatCompletionRequest, CompletionRequest, Generation
 from gateway.served_model import ServedModel
 from gateway.structured_outputs import RENAMED_FIELDS, constrained_field, grammar_of
 from gateway.terms import Terms
-from gateway.tool_use import message_format, read_tool_use, shown_tools
+from gateway.tool_use import read_tool_use, shown_tools, with_parts
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
@@ -70,7 +70,7 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     text = render_messages(body, model, shown_tools(use.offered))
     token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
     job = _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
-    job = replace(job, message_format=message_format(use, body, model, text))
+    job = with_parts(job, use, body, model, text, info.eos_token_ids)
     return with_scored_prompts(replace(job, num_prompt_logprobs=body.prompt_logprobs), model.tokenizer)
 
 
