@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 
+import structlog
 import uvloop
 
 from gateway.app import create_app
@@ -17,6 +18,8 @@ from pageloom.status import GatewayReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging
 
+_log = structlog.get_logger("gateway")
+
 
 def main(config: GatewayConfig, parent: ParentLink) -> None:
     # Before the model, so that a port in use is known at once.
@@ -26,9 +29,13 @@ def main(config: GatewayConfig, parent: ParentLink) -> None:
 
 
 async def _serve(config: GatewayConfig, parent: ParentLink, bound: socket.socket, model: ServedModel) -> None:
+    _log.info("sampling defaults", said=model.defaults_source)
     lifecycle = Lifecycle()
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
-    server = HttpServer(app, on_listening=lambda: parent.report(GatewayReady(url=url_of(bound))))
+    server = HttpServer(
+        app,
+        on_listening=lambda: parent.report(GatewayReady(url=url_of(bound), sampling_defaults=model.defaults_source)),
+    )
 
     async def drain(timeout_s: float) -> None:
         await lifecycle.drain(timeout_s)

@@ -26,7 +26,8 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones.
+    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones, and `token_ids` theirs
+    if they were asked for.
     `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
     finish if it was asked for."""
 
@@ -37,6 +38,7 @@ class ChoiceDelta:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 class Choice:
@@ -53,6 +55,7 @@ class Choice:
         self._stop_ids = self._requested_stop_ids.union(job.eos_token_ids)
         self._include_stop = job.include_stop
         self._include_timeline = job.include_timeline
+        self._return_token_ids = job.return_token_ids
         self._detokenizer = Detokenizer(
             tokenizer.token_bytes,
             skipped_ids=tokenizer.special_ids if job.skip_special_tokens else frozenset(),
@@ -85,13 +88,15 @@ class Choice:
             if self._matcher.matched is not None:
                 break
         self.finished = self._matcher.matched is not None and not self._include_timeline
+        num_tokens = self._num_tokens - before
         return ChoiceDelta(
             self._index,
             "".join(pieces),
-            self._num_tokens - before,
+            num_tokens,
             tuple(scored),
             "stop" if self.finished else None,
             self._matcher.matched if self.finished else None,
+            token_ids=event.token_ids[:num_tokens] if self._return_token_ids else (),
         )
 
     def finish(self, event: ChoiceFinished) -> ChoiceDelta | None:

@@ -86,8 +86,8 @@ def internal_error_response() -> Response:
     return _json(500, _envelope("internal error", kind=SERVER_ERROR, param=None, code="internal_error"))
 
 
-def http_error_response(status: int, message: str, *, code: str | None = None) -> Response:
-    return _json(status, _envelope(message, kind=REQUEST_ERROR, param=None, code=code or _HTTP_CODES.get(status)))
+def http_error_response(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Response:
+    return _json(status, _envelope(message, kind=REQUEST_ERROR, param=param, code=code or _HTTP_CODES.get(status)))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -108,27 +108,30 @@ async def _on_validation_error(_request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message, code = str(error.detail), None
+    message, code, param = str(error.detail), None, None
     if isinstance(error, BodyError):
-        code = error.code
+        code, param = error.code, error.param
     elif error.status_code == 404:
         message = f"unknown request URL: {request.method} {request.scope['path']}"
     elif error.status_code == 405:
         message = f"{request.scope['path']} does not take {request.method}"
-    response = http_error_response(error.status_code, message, code=code)
+    response = http_error_response(error.status_code, message, code=code, param=param)
     response.headers.update(error.headers or {})
     return response
 
 
 class BodyError(HTTPException):
-    """The request's body cannot be taken; `code` is the machine-readable code of the error body.
+    """The request's body cannot be taken; `code` and `param` are those of the error body.
 
     An HTTPException, because FastAPI replaces any other that is raised while it reads a body.
     """
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, close: bool = False) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, close: bool = False
+    ) -> None:
         super().__init__(status, message, headers={"connection": "close"} if close else None)
         self.code = code
+        self.param = param
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:

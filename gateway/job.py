@@ -21,7 +21,7 @@ class Prompt:
 class Job:
     """What the engine is asked for, and how its tokens become text. Of each prompt it makes `num_samples`
     choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is the echo of
-    the prompts."""
+    the prompts. With `tokens_as_ids` log-probabilities name tokens by their ids."""
 
     prompts: tuple[Prompt, ...]
     terms: Terms
@@ -36,11 +36,17 @@ class Job:
     skip_special_tokens: bool
     eos_token_ids: tuple[int, ...]
     generate: bool = True
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
 
     @property
     def num_choices(self) -> int:
         """Those that are generated."""
         return self.num_samples * len(self.prompts)
+
+    def prompt_of(self, choice_index: int) -> Prompt:
+        """Of a choice as the answer numbers them."""
+        return self.prompts[choice_index // self.n]
 
     @property
     def num_prompt_tokens(self) -> int:

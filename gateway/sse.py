@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import orjson
 from pydantic import BaseModel
 
 from gateway.choice import ChoiceDelta
+from gateway.job import Job
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.schemas import GenerationRequest, StreamOptions, Usage
 from pageloom.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ from pageloom.tokenizer import Tokenizer
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 _NULL = b"null"
+_NOT_FINISHED = b'"finish_reason":null'
 
 
 def error_event(body: Mapping[str, object]) -> bytes:
@@ -36,12 +38,12 @@ class ChunkFrame:
         self._continuous = bool(options.continuous_usage_stats)
         self.include_usage = bool(options.include_usage)
 
-    def chunk(self, choice: bytes, usage: Usage | None = None) -> bytes:
-        """`usage` is the running total."""
+    def chunk(self, choice: bytes, usage: Usage | None = None, more: bytes = b"") -> bytes:
+        """`usage` is the running total; `more` are members of the chunk besides, each with a comma before it."""
         if not self.include_usage:
-            return self._head + choice + b"]}\n\n"
+            return self._head + choice + b"]" + more + b"}\n\n"
         shown = orjson.dumps(usage.model_dump()) if usage is not None and self._continuous else _NULL
-        return self._head + choice + b'],"usage":' + shown + b"}\n\n"
+        return self._head + choice + b'],"usage":' + shown + more + b"}\n\n"
 
     def end(self, usage: Usage) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""
@@ -59,25 +61,35 @@ class ChunkEncoder(Protocol):
 
 
 class ChatChunkEncoder:
-    """The role comes once per choice, before its text; the finish reason in a last chunk of its own."""
+    """The role comes once per choice, before its text, and with it the message that is repeated before the text;
+    the finish reason in a last chunk of its own."""
 
-    def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+    def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, job: Job) -> None:
         self.frame = frame
         self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
+        self._job = job
         self._begun: set[int] = set()
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
         events = b""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            events = self._chunk(delta.index, b'{"role":"assistant","content":""}', usage)
-        if delta.text or delta.scored:
-            logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
-            events += self._chunk(delta.index, b'{"content":' + orjson.dumps(delta.text) + b"}", usage, logprobs)
+            events = self._first_chunk(delta.index, usage)
+        if delta.text or delta.scored or delta.token_ids:
+            logprobs = _NULL
+            if self._job.with_logprobs:
+                logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer, as_ids=self._job.tokens_as_ids))
+            text = b'{"content":' + orjson.dumps(delta.text) + b"}"
+            events += self._chunk(delta.index, text, usage, logprobs, _NOT_FINISHED + _token_ids(delta.token_ids))
         if delta.finish is not None:
             events += self._chunk(delta.index, b"{}", usage, finish=_finish(delta))
         return events
+
+    def _first_chunk(self, index: int, usage: Usage | None) -> bytes:
+        prompt = self._job.prompt_of(index)
+        delta = b'{"role":"assistant","content":%b}' % orjson.dumps(prompt.echo)
+        more = b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids) if self._job.return_token_ids else b""
+        return self._chunk(index, delta, usage, more=more)
 
     def _chunk(
         self,
@@ -85,39 +97,51 @@ class ChatChunkEncoder:
         delta: bytes,
         usage: Usage | None,
         logprobs: bytes = _NULL,
-        finish: bytes = b'"finish_reason":null',
+        finish: bytes = _NOT_FINISHED,
+        more: bytes = b"",
     ) -> bytes:
-        return self.frame.chunk(b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish), usage)
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish)
+        return self.frame.chunk(choice, usage, more)
 
 
 class CompletionChunkEncoder:
-    """`echoes` holds, per choice, the text to send before the choice's own."""
+    """What comes once per choice, the echo of its prompt and the prompt's ids, comes with its first text."""
 
-    def __init__(
-        self, frame: ChunkFrame, tokenizer: Tokenizer, *, with_logprobs: bool, echoes: Mapping[int, str]
-    ) -> None:
+    def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, job: Job) -> None:
         self.frame = frame
         self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
-        self._echoes = dict(echoes)
+        self._job = job
+        self._begun: set[int] = set()
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
-        text = self._echoes.pop(delta.index, "") + delta.text
-        if not text and not delta.scored and delta.finish is None:
+        text, more = delta.text, _token_ids(delta.token_ids)
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            prompt = self._job.prompt_of(delta.index)
+            text = prompt.echo + text
+            if self._job.return_token_ids:
+                more += b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids)
+        if not text and not delta.scored and not more and delta.finish is None:
             return b""
-        logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
+        logprobs = _NULL
+        if self._job.with_logprobs:
+            logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer, as_ids=self._job.tokens_as_ids))
         choice = b'{"index":%d,"text":%b,"logprobs":%b,%b}' % (
             delta.index,
             orjson.dumps(text),
             logprobs,
-            _finish(delta),
+            _finish(delta) + more,
         )
         return self.frame.chunk(choice, usage)
 
 
+def _token_ids(token_ids: Sequence[int]) -> bytes:
+    return b',"token_ids":' + orjson.dumps(token_ids) if token_ids else b""
+
+
 def _finish(delta: ChoiceDelta) -> bytes:
     if delta.finish is None:
-        return b'"finish_reason":null'
+        return _NOT_FINISHED
     finish = b'"finish_reason":"%b","stop_reason":%b' % (delta.finish.encode(), orjson.dumps(delta.stop_reason))
     return finish if delta.timeline is None else finish + b',"timeline":' + orjson.dumps(delta.timeline)
 

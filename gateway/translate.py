@@ -6,31 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import structlog
-
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, RequestModel
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.terms import Terms
+from gateway.token_fields import allowed_token_ids, bad_word_ids, kept_tokens
+from gateway.unserved_fields import refuse_unserved, unserved
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
 
-MAX_CHOICES_IN_ALL = 256
 MAX_TOKEN_ID_DIGITS = 10
 # OpenAI's default for text completions; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
-# Fields that would change the answer and are not supported: refused, unless they ask for nothing.
-UNSUPPORTED_FIELDS = frozenset(
-    {
-        *("functions", "function_call", "chat_template", "documents", "audio", "web_search_options"),
-        *("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens", "logits_processors", "bad_words"),
-        *("allowed_token_ids", "use_beam_search", "length_penalty", "structured_outputs", "grammar"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "mm_processor_kwargs", "echo", "suffix"),
-    }
-)
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +39,17 @@ class TokenLimit:
             raise InvalidRequest(f"{self.field} must be at least 1, not {self.asked}", param=self.field)
         return self.asked
 
+    def most_in_prompt(self, context_len: int) -> int:
+        """The tokens of a prompt that leave room for the output."""
+        return context_len - (self.asked or self.default or 1)
+
 
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     _refuse_tools(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise _unsupported("best_of", "for chats unless it equals n")
+        raise unserved("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.max_completion_tokens is not None:
@@ -65,15 +58,17 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     text = render_messages(body, model)
-    token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
-    return _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
+    token_ids = encode(text, model, _bound(body, info), "messages", add_special_tokens=bool(body.add_special_tokens))
+    kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
+    prompt = _prompt(kept, sampling, limit, info, "messages")
+    return _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
 
 
 def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     if body.suffix:
-        raise _unsupported("suffix")
+        raise unserved("suffix", why="text is not filled in between two others")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo together with logprobs is not supported yet", param="echo")
     _check_best_of(body)
@@ -86,8 +81,11 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     sampling = _sampling(body, model, logprobs=logprobs)
     prompts = []
     for given in _split_prompts(body.prompt):
-        prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
-        prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
+        token_ids = _prompt_ids(given, body, model, info)
+        kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
+        prompt = _prompt(kept, sampling, limit, info, "prompt")
+        repeated = given if len(kept) == len(token_ids) else kept
+        prompts.append(replace(prompt, echo=_echo(repeated, model)) if body.echo else prompt)
     job = _job(body, terms, info, prompts)
     return replace(job, generate=generate, with_logprobs=body.logprobs is not None)
 
@@ -101,11 +99,11 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
 
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     model.require_name(body.model)
-    refuse_unsupported(body)
+    refuse_unserved(body)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.response_format and body.response_format.get("type") != "text":
-        raise _unsupported("response_format", "other than {'type': 'text'}")
+        raise unserved("response_format", "other than {'type': 'text'}")
 
 
 def _check_best_of(body: CompletionRequest) -> None:
@@ -120,29 +118,12 @@ def _check_best_of(body: CompletionRequest) -> None:
         )
 
 
-def refuse_unsupported(body: RequestModel) -> None:
-    """Unknown fields are ignored, because clients are newer than servers, except those that ask for
-    something that is known and not supported."""
-    for name, value in (body.model_extra or {}).items():
-        if name not in UNSUPPORTED_FIELDS:
-            _log.debug("unknown request field ignored", field=name)
-        elif value not in (None, False, "", [], {}):
-            raise _unsupported(name)
-    modalities = (body.model_extra or {}).get("modalities")
-    if modalities not in (None, [], ["text"]):
-        raise _unsupported("modalities", "other than ['text']")
-
-
 def _refuse_tools(body: ChatCompletionRequest) -> None:
     if body.tool_choice in (None, "auto"):
         if body.tools:
-            raise _unsupported("tools")
+            raise unserved("tools")
     elif body.tool_choice != "none":
-        raise _unsupported("tool_choice", "other than 'none'")
-
-
-def _unsupported(field: str, what: str = "") -> InvalidRequest:
-    return InvalidRequest(f"{field} {what} is not supported yet".replace("  ", " "), param=field)
+        raise unserved("tool_choice", "other than 'none'")
 
 
 def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | None) -> SamplingParams:
@@ -163,6 +144,8 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         min_tokens=body.min_tokens or 0,
         logit_bias=_logit_bias(body.logit_bias),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        allowed_token_ids=allowed_token_ids(body),
+        bad_words=bad_word_ids(body, model.tokenizer),
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
@@ -182,19 +165,12 @@ def _logit_bias(entries: Mapping[str, float] | None) -> Mapping[int, float]:
 
 def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequence[Prompt]) -> Job:
     n = body.n or 1
-    num_samples = body.best_of or n
-    if (num_choices := num_samples * len(prompts)) > MAX_CHOICES_IN_ALL:
-        field = "n" if num_samples == n else "best_of"
-        raise InvalidRequest(
-            f"{field} times the number of prompts is {num_choices}, at most {MAX_CHOICES_IN_ALL} are accepted",
-            param=field,
-        )
     prompts[0].sampling.check_vocabulary(info.vocab_size)
     return Job(
         prompts=tuple(prompts),
         terms=terms,
         n=n,
-        num_samples=num_samples,
+        num_samples=body.best_of or n,
         with_logprobs=prompts[0].sampling.logprobs is not None,
         include_timeline=bool(body.include_timeline),
         priority=body.priority or 0,
@@ -203,6 +179,8 @@ def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequen
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         eos_token_ids=() if body.ignore_eos else info.eos_token_ids,
+        return_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
 
 
@@ -240,9 +218,23 @@ def _split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> lis
 
 def _prompt_ids(given: str | list[int], body: CompletionRequest, model: ServedModel, info: ModelInfo) -> list[int]:
     if isinstance(given, str):
-        return encode(given, model, info, "prompt", add_special_tokens=body.add_special_tokens is not False)
+        framed = body.add_special_tokens is not False
+        return encode(given, model, _bound(body, info), "prompt", add_special_tokens=framed)
     return given
 
 
-def _echo(given: str | list[int], model: ServedModel) -> str:
+def _bound(body: GenerationRequest, info: ModelInfo) -> ModelInfo | None:
+    """What a text must fit into; nothing if it will be cut."""
+    return info if body.truncate_prompt_tokens is None else None
+
+
+def _last_answer(body: ChatCompletionRequest) -> str:
+    """The text that the answer goes on from; empty unless the last message is the assistant's."""
+    last = body.messages[-1]
+    if last.role != "assistant" or last.content is None:
+        return ""
+    return last.content if isinstance(last.content, str) else "\n".join(part.text or "" for part in last.content)
+
+
+def _echo(given: str | Sequence[int], model: ServedModel) -> str:
     return given if isinstance(given, str) else model.tokenizer.decode(given, skip_special_tokens=False)

@@ -18,6 +18,7 @@ class ChoiceAnswer:
     finish: Finish
     stop_reason: str | int | None
     timeline: Timeline | None
+    token_ids: tuple[int, ...]
 
     @property
     def mean_logprob(self) -> float:
@@ -32,6 +33,7 @@ class _Growing:
     finish: Finish = "length"
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    token_ids: list[int] = field(default_factory=list)
 
 
 async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
@@ -43,6 +45,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             choice = growing[delta.index]
             choice.pieces.append(delta.text)
             choice.scored.extend(delta.scored)
+            choice.token_ids.extend(delta.token_ids)
             if delta.finish is not None:
                 choice.finish, choice.stop_reason, choice.timeline = delta.finish, delta.stop_reason, delta.timeline
     answers = [
@@ -52,6 +55,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             finish=choice.finish,
             stop_reason=choice.stop_reason,
             timeline=choice.timeline,
+            token_ids=tuple(choice.token_ids),
         )
         for choice in growing
     ]

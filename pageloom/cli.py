@@ -76,11 +76,13 @@ def root(
 
 
 @app.command()
+@opt.takes_request_limits
 def serve(
     context: typer.Context,
     model: opt.Model = "",
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
+    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
     dtype: opt.DtypeOption = config.Dtype.auto,
     quantization: opt.QuantizationOption = config.Quantization.auto,
     device: opt.DeviceOption = config.Device.auto,
@@ -102,6 +104,7 @@ def serve(
     priority_ageing: opt.PriorityAgeing = config.DEFAULT_PRIORITY_AGEING_S,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
+    allowed_origins: opt.AllowedOrigins = None,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
     scheduler_port: opt.SchedulerPort = 0,
     step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
@@ -122,7 +125,7 @@ def serve(
         SchedulerConfig, params, host=config.DEFAULT_HOST, port=scheduler_port, metrics_port=scheduler_metrics_port
     )
     worker_config = _config(WorkerConfig, params, metrics_port=worker_metrics_port)
-    gateway_config = _config(GatewayConfig, params, served_model_names=_names(params))
+    gateway_config = _gateway_config(params)
     stack_config = StackConfig(
         scheduler=scheduler_config, worker=worker_config, gateway=gateway_config, num_workers=data_parallel_size
     )
@@ -186,21 +189,23 @@ def worker(
 
 
 @app.command()
+@opt.takes_request_limits
 def gateway(
     context: typer.Context,
     model: opt.Model = "",
     scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
+    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
+    allowed_origins: opt.AllowedOrigins = None,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one HTTP gateway, which needs MODEL's tokenizer and chat template but not its weights."""
-    params = context.params
-    _become("gateway", _config(GatewayConfig, params, served_model_names=_names(params)))
+    _become("gateway", _gateway_config(context.params))
 
 
 @app.command()
@@ -250,6 +255,16 @@ def _config(kind: type[ConfigT], params: Mapping[str, Any], **derived: object) -
     fields = {field.name for field in dataclasses.fields(kind)}
     values = {_FIELD_NAMES.get(name, name): _plain(value) for name, value in params.items()}
     return kind(**{name: value for name, value in {**values, **derived}.items() if name in fields})
+
+
+def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
+    return _config(
+        GatewayConfig,
+        params,
+        served_model_names=_names(params),
+        allowed_origins=tuple(params["allowed_origins"] or ()),
+        limits=opt.request_limits(params),
+    )
 
 
 def _plain(value: Any) -> Any:
