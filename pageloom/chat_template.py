@@ -29,7 +29,7 @@ class ChatTemplate:
     """A compiled template. Raises ModelLoadError if its source is not valid Jinja."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         try:
             self._template = SandboxedTemplate(source)
@@ -38,7 +38,7 @@ class ChatTemplate:
 
     def mentions(self, text: str) -> bool:
         """Whether the source contains a text, such as the name of a role it would have to know."""
-        return text in self._source
+        return text in self.source
 
     def render(
         self,
