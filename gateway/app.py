@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
+from gateway.grammar_compiler import GrammarCompiler
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
@@ -48,6 +49,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         engine=EngineState(client, model.tokenizer.vocab_size),
         lifecycle=lifecycle,
         metrics=metrics,
+        grammar_compiler=GrammarCompiler(model.tokenizer),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
     )
     if config.allowed_origins:
@@ -78,4 +80,5 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         watch = tasks.create_task(gateway.engine.watch())
         yield
         watch.cancel()
+        await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

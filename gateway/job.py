@@ -38,6 +38,13 @@ class Job:
     generate: bool = True
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    # Of the request, that which gave the prompts' grammar.
+    grammar_field: str = ""
+
+    @property
+    def grammar(self) -> str:
+        """The prompts of one request share it."""
+        return self.prompts[0].sampling.grammar
 
     @property
     def num_choices(self) -> int:

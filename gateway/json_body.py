@@ -16,6 +16,8 @@ from gateway.limits import check_limits
 from pageloom.config import GatewayConfig
 from pageloom.errors import InvalidRequest
 
+# Of JSON within a string of a body, such as a schema.
+MAX_INNER_DEPTH = 64
 # A million empty arrays fit 4 MiB, and would hold up everyone else for a second.
 MAX_CONTAINERS = 65_536
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -46,7 +48,7 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Raises BodyError (400) unless the body is JSON of bearable shape, and no part of it is too large."""
         body, limits = await self.body(), self._config.limits
-        if excess := _excess(body, limits.max_json_depth):
+        if excess := excess_of(body, limits.max_json_depth):
             raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
         try:
             value = orjson.loads(body)
@@ -91,7 +93,7 @@ class JsonRequest(Request):
         return bytes(body)
 
 
-def _excess(body: bytes, max_depth: int) -> str | None:
+def excess_of(body: bytes, max_depth: int = MAX_INNER_DEPTH) -> str | None:
     """What the body has too much of. The depth is found by removing the innermost brackets once per
     level, each time in one pass over what is left."""
     if body.count(b"[") + body.count(b"{") <= max_depth:

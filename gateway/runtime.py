@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 
 from gateway.engine_state import EngineState
 from gateway.generation import Generation
+from gateway.grammar_compiler import GrammarCompiler
 from gateway.job import Job
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics, RequestObserver
@@ -38,12 +39,18 @@ class Gateway:
     engine: EngineState
     lifecycle: Lifecycle
     metrics: GatewayMetrics
+    grammar_compiler: GrammarCompiler
     threads: Executor
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """For text work that would hold up the event loop."""
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+    async def check_grammar(self, job: Job) -> None:
+        """Raises InvalidRequest if the job's grammar cannot be compiled, Overloaded if too many others wait."""
+        if job.grammar:
+            await self.grammar_compiler.check(job.grammar, param=job.grammar_field)
 
 
 async def _gateway_of(request: Request) -> Gateway:

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from gateway.request_model import RequestModel
+from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
 from pageloom.timeline import Timeline
 
 MAX_TOP_LOGPROBS = 20
@@ -33,12 +35,6 @@ NonEmptyString = Annotated[str, Field(min_length=1)]
 NonEmptyStrings = Annotated[list[NonEmptyString], Field(fail_fast=True)]
 # An answer has the key only if it has the value.
 IF_ASKED = Field(exclude_if=lambda value: value is None)
-
-
-class RequestModel(BaseModel):
-    """Strict: "5" and true are not numbers. Unknown fields are kept aside in `model_extra`."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(RequestModel):
@@ -89,7 +85,8 @@ class GenerationRequest(RequestModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):

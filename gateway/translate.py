@@ -10,6 +10,7 @@ from gateway.job import Job, Prompt
 from gateway.messages import render_messages
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
+from gateway.structured_outputs import constrained_field, grammar_of
 from gateway.terms import Terms
 from gateway.token_fields import allowed_token_ids, bad_word_ids, kept_tokens
 from gateway.unserved_fields import refuse_unserved, unserved
@@ -102,8 +103,6 @@ def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     refuse_unserved(body)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if body.response_format and body.response_format.get("type") != "text":
-        raise unserved("response_format", "other than {'type': 'text'}")
 
 
 def _check_best_of(body: CompletionRequest) -> None:
@@ -149,6 +148,7 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
+        grammar=grammar_of(body, model),
     )
 
 
@@ -166,6 +166,7 @@ def _logit_bias(entries: Mapping[str, float] | None) -> Mapping[int, float]:
 def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequence[Prompt]) -> Job:
     n = body.n or 1
     prompts[0].sampling.check_vocabulary(info.vocab_size)
+    grammar_field = constrained_field(body)
     return Job(
         prompts=tuple(prompts),
         terms=terms,
@@ -178,9 +179,11 @@ def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequen
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
-        eos_token_ids=() if body.ignore_eos else info.eos_token_ids,
+        # The end of a grammar is the end of the answer, whatever ignore_eos says.
+        eos_token_ids=() if body.ignore_eos and not grammar_field else info.eos_token_ids,
         return_token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        grammar_field=grammar_field,
     )
 
 

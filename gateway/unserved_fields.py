@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 import structlog
 
-from gateway.schemas import RequestModel
+from gateway.request_model import RequestModel
+from gateway.structured_outputs import RENAMED_FIELDS
 from pageloom.errors import InvalidRequest
 
 _TEXT_ONLY = "the server reads and writes text only"
@@ -29,11 +30,6 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "chat_template": "templates come from the model, or from the operator by --chat-template",
         "documents": "",
         "ec_transfer_params": _NO_TRANSFER,
-        "grammar": "",
-        "guided_choice": "",
-        "guided_grammar": "",
-        "guided_json": "",
-        "guided_regex": "",
         "kv_transfer_params": _NO_TRANSFER,
         "length_penalty": _NO_BEAMS,
         "logits_processors": _NO_CODE,
@@ -49,7 +45,6 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "return_token_offsets": "logprobs of text completions have text_offset",
         "routed_experts_prompt_start": "there are no experts to tell of",
         "stream_interval": "tokens are sent as they come",
-        "structured_outputs": "",
         "thinking_token_budget": "max_tokens bounds an answer with its reasoning",
         "use_beam_search": _NO_BEAMS,
         "vllm_xargs": _NO_CODE,
@@ -66,10 +61,13 @@ def refuse_unserved(body: RequestModel) -> None:
     """Raises InvalidRequest, naming the field and the reason."""
     extra = body.model_extra or {}
     for name, value in extra.items():
-        if name not in UNSERVED_FIELDS:
-            _log.debug("unknown request field ignored", field=name)
-        elif value not in _NOTHING and value != _AS_IT_IS.get(name):
+        if value in _NOTHING or value == _AS_IT_IS.get(name):
+            continue
+        if name in RENAMED_FIELDS:
+            raise unserved(name, why=f"use {RENAMED_FIELDS[name]}")
+        if name in UNSERVED_FIELDS:
             raise unserved(name, why=UNSERVED_FIELDS[name])
+        _log.debug("unknown request field ignored", field=name)
     if extra.get("modalities") not in (None, [], ["text"]):
         raise unserved("modalities", "other than ['text']", why=_TEXT_ONLY)
 

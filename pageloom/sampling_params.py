@@ -97,6 +97,13 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1 or self.top_p == 0.0
 
     @property
+    def num_constraint_bytes(self) -> int:
+        """About what grammar, allowed tokens and bad words take on the wire, and not less."""
+        num_grammar_bytes = len(self.grammar) if self.grammar.isascii() else 4 * len(self.grammar)
+        num_entries = len(self.allowed_token_ids) + sum(len(token_ids) + 1 for token_ids in self.bad_words)
+        return num_grammar_bytes + 4 * num_entries
+
+    @property
     def ends_at_eos(self) -> bool:
         """Whether the model's end-of-sequence tokens end the output. They do whenever a grammar allows them."""
         return bool(self.grammar) or not self.ignore_eos

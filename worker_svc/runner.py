@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from pageloom.config import WorkerConfig
-from pageloom.errors import InvalidConfig
+from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from worker_svc.batch_inputs import build_batch_inputs
@@ -16,6 +16,7 @@ from worker_svc.checkpoint import Checkpoint
 from worker_svc.cpu_kernels import Kernels, choose_kernels
 from worker_svc.device import dtype_name, resolve_device
 from worker_svc.digest import model_digest
+from worker_svc.grammar import Grammars, open_grammars
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
@@ -28,7 +29,6 @@ from worker_svc.slots import Runs, SlotTable
 log = structlog.get_logger()
 
 _WARM_UP_TOKENS = 64
-_NOT_FINITE = "the model's logits are not finite numbers"
 
 
 def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
@@ -71,7 +71,8 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     )
     if info.max_model_len < longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, model, cache, device, name)
+    grammars = open_grammars(files, info, num_threads=num_threads)
+    return ModelRunner(config, info, model, cache, device, name, grammars)
 
 
 class ModelRunner:
@@ -85,6 +86,7 @@ class ModelRunner:
         cache: KvCache,
         device: torch.device,
         kernels: str,
+        grammars: Grammars | None,
     ) -> None:
         self.kernels = kernels
         self.model_info = info
@@ -107,6 +109,7 @@ class ModelRunner:
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
             device=device,
+            grammars=grammars,
         )
 
     @torch.inference_mode()
@@ -122,8 +125,7 @@ class ModelRunner:
         """Applies the plan and runs it. Raises PlanError if it contradicts the slots; after that only
         a snapshot, or the first plan of another epoch, can be run."""
         started_s = time.perf_counter()
-        for admission in self._slots.apply(plan):
-            self._sampler.bind(admission)
+        self._bind_slots(plan)
         self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
@@ -135,9 +137,18 @@ class ModelRunner:
             slots=tuple(draws.slots.tolist()),
             token_ids=tuple(draws.token_ids.tolist()),
             logprobs=draws.logprobs,
-            failures=failures | dict.fromkeys(draws.failed_slots.tolist(), _NOT_FINITE),
+            failures=failures | draws.failures,
             duration_s=time.perf_counter() - started_s,
         )
+
+    def _bind_slots(self, plan: BatchPlan) -> None:
+        admissions = self._slots.apply(plan)
+        self._sampler.release(plan.released_slots)
+        for admission in admissions:
+            try:
+                self._sampler.bind(admission)
+            except InvalidRequest as error:
+                self._slots.reject(admission.slot, error.message)
 
     def _run(self, runs: Runs) -> Draws:
         if len(runs.slots) == 0:

@@ -11,36 +11,45 @@ from torch import Tensor
 
 from pageloom.outputs import TokenLogprobs
 from pageloom.plan import Admission
+from worker_svc.constraints import Constraints
 from worker_svc.counter_random import uniforms
 from worker_svc.draw import Truncation, draw, truncate
+from worker_svc.grammar import Grammars
 from worker_svc.penalties import PenaltyState
 from worker_svc.sampling_table import NO_LOGPROBS, SamplingTable
 
 _FAILED = -1
+_NOT_FINITE = "the model's logits are not finite numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What the rows of one step drew. A row that failed is in `failed_slots` only."""
+    """What the rows of one step drew. A row that failed is in `failures` only."""
 
     slots: NDArray[np.int64]  # [drawn]
     token_ids: NDArray[np.int64]  # [drawn], parallel to slots
-    failed_slots: NDArray[np.int64]
+    failures: dict[int, str]  # by slot
     logprobs: dict[int, TokenLogprobs]  # by slot, for those that asked
 
 
 _NO_ROWS = np.zeros(0, np.int64)
-NO_DRAWS = Draws(slots=_NO_ROWS, token_ids=_NO_ROWS, failed_slots=_NO_ROWS, logprobs={})
+NO_DRAWS = Draws(slots=_NO_ROWS, token_ids=_NO_ROWS, failures={}, logprobs={})
 
 
 def most_likely_draws(slots: NDArray[np.int64], token_ids: Tensor) -> Draws:
     """The draws of slots that take `Model.most_likely`."""
-    return _draws(slots, token_ids.cpu().numpy(), {})
+    return _draws(slots, token_ids.cpu().numpy(), {}, {})
 
 
-def _draws(slots: NDArray[np.int64], token_ids: NDArray[np.int64], logprobs: dict[int, TokenLogprobs]) -> Draws:
+def _draws(
+    slots: NDArray[np.int64],
+    token_ids: NDArray[np.int64],
+    logprobs: dict[int, TokenLogprobs],
+    known_failures: dict[int, str],
+) -> Draws:
     drawn = token_ids != _FAILED
-    return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failed_slots=slots[~drawn], logprobs=logprobs)
+    failures = dict.fromkeys(slots[~drawn].tolist(), _NOT_FINITE) | known_failures
+    return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failures=failures, logprobs=logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,28 +61,43 @@ class _RawLogprobs:
 
 
 class Sampler:
-    """The sampler's state for all slots. A step's order is vLLM's: raw log-probabilities; logit bias
-    and the mask of min_tokens; penalties; temperature; min_p, top_k, top_p; draw."""
+    """The sampler's state for all slots. A step's order is: raw log-probabilities; logit bias; the masks of
+    constraints and of min_tokens; penalties; temperature; min_p, top_k, top_p; draw."""
 
     def __init__(
-        self, *, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
+        grammars: Grammars | None = None,
     ) -> None:
         self._device = device
         self._vocab_size = vocab_size
         self._table = SamplingTable(max_num_seqs=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._penalties = PenaltyState(self._table, max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
+        self._constraints = Constraints(
+            self._table, grammars, max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device
+        )
 
     def bind(self, admission: Admission) -> None:
-        """Takes over the parameters and the tokens of a newly bound slot."""
+        """Takes over the parameters and the tokens of a newly bound slot. Raises InvalidRequest if its grammar cannot
+        be used: the slot must not run."""
         self._table.bind(admission)
         self._penalties.bind(admission)
+        self._constraints.bind(admission)
+
+    def release(self, slots: tuple[int, ...]) -> None:
+        """Lets go of what takes memory for these slots; whoever is bound next would take it over anyway."""
+        self._constraints.release(slots)
 
     def takes_most_likely(self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> bool:
         """Whether each of `slots` takes the token of its largest logit, and nobody asks for more of the logits."""
         table = self._table
         plain = (table.temperature[slots] == 0) & (table.num_logprobs[slots] == NO_LOGPROBS)
         plain &= (table.num_biased[slots] == 0) & (num_output_tokens >= table.min_tokens[slots])
-        return bool((plain & ~table.penalised(slots)).all())
+        return bool((plain & ~table.penalised(slots) & ~self._constraints.constrained(slots)).all())
 
     def sample(
         self,
@@ -90,6 +114,7 @@ class Sampler:
         logits = logits.float()
         raw = self._raw_logprobs(logits, slots)
         self._add_biases(logits, slots)
+        failures = self._constraints.apply(logits, slots, num_output_tokens)
         self._mask_ending_tokens(logits, slots, num_output_tokens)
         self._penalties.apply(logits, slots)
         chosen = self._choose(logits, slots, positions)
@@ -97,8 +122,9 @@ class Sampler:
         token_ids = chosen.cpu().numpy()
         drawn = token_ids != _FAILED
         self._penalties.record(slots[drawn], token_ids[drawn])
+        self._constraints.record(slots[drawn], token_ids[drawn])
         logprobs = self._report(raw, slots, token_ids) if raw is not None else {}
-        return _draws(slots, token_ids, logprobs)
+        return _draws(slots, token_ids, logprobs, failures)
 
     def _raw_logprobs(self, logits: Tensor, slots: NDArray[np.int64]) -> _RawLogprobs | None:
         rows = np.flatnonzero(self._table.num_logprobs[slots] != NO_LOGPROBS)
@@ -118,7 +144,7 @@ class Sampler:
     def _mask_ending_tokens(
         self, logits: Tensor, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
     ) -> None:
-        too_short = num_output_tokens < self._table.min_tokens[slots]
+        too_short = (num_output_tokens < self._table.min_tokens[slots]) & ~self._constraints.constrained(slots)
         rows = np.flatnonzero(too_short & (self._table.num_ending[slots] > 0))
         if rows.size == 0:
             return

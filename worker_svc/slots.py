@@ -84,6 +84,10 @@ class SlotTable:
         self._grow(plan)
         return [admission for admission in plan.admissions if admission.slot not in self._rejected]
 
+    def reject(self, slot: int, message: str) -> None:
+        """The bound `slot` must not run: it fails with `message` when a plan wants it to."""
+        self._rejected[slot] = message
+
     def select_runs(self, plan: BatchPlan) -> tuple[Runs, dict[int, str]]:
         """The sequences that the plan runs, and why the slots that it cannot run fail.
 

@@ -31,6 +31,7 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
     gateway.lifecycle.require_accepting()
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     job = await gateway.in_thread(translate_completion, body, terms, gateway.model, gateway.engine.require_model())
+    await gateway.check_grammar(job)
     answer_id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

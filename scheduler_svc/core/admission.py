@@ -44,6 +44,7 @@ class Admission:
     early: bool
     blocked: list[Sequence] = field(default_factory=list)
     num_admitted_tokens: int = 0
+    num_admitted_constraint_bytes: int = 0
     num_prefix_waits: int = 0
     num_stayed: Counter[int] = field(default_factory=Counter)
     _early_budget: int = 0
@@ -78,7 +79,7 @@ class Admission:
         if not self.group.has_slot(sequence):
             self._stays(sequence, WaitReason.SLOTS)
             return True
-        if self.draft.budget == 0 or self.num_admitted_tokens >= policy.MAX_ADMITTED_TOKENS:
+        if self.draft.budget == 0 or self._is_plan_full():
             self._stays(sequence, WaitReason.QUEUE)
             return False
         if self.num_stayed[sequence.tenant.index] >= MAX_LOOKAHEAD:
@@ -104,6 +105,12 @@ class Admission:
             return self._patience() > 0
         self._admit(sequence, offer)
         return True
+
+    def _is_plan_full(self) -> bool:
+        return (
+            self.num_admitted_tokens >= policy.MAX_ADMITTED_TOKENS
+            or self.num_admitted_constraint_bytes >= policy.MAX_ADMITTED_CONSTRAINT_BYTES
+        )
 
     def _may_go_early(self, sequence: Sequence, offer: Offer) -> bool:
         if sequence.turn < self._first_turn:
@@ -188,6 +195,7 @@ class Admission:
         sequence.num_passed_blocks = 0
         sequence.retry = None
         self.num_admitted_tokens += len(sequence.token_ids)
+        self.num_admitted_constraint_bytes += sequence.request.sampling.num_constraint_bytes
         self.draft.admit(sequence, offer)
 
     def _stays(self, sequence: Sequence, reason: WaitReason, num_missing_blocks: int = 0) -> None:

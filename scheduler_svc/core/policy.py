@@ -10,6 +10,8 @@ from scheduler_svc.core.worker_group import WorkerGroup
 # Of all newcomers' known tokens in one plan. Cached ones cost no budget but travel all the same, so without a
 # bound a plan could outgrow the largest message; this keeps it near a megabyte. One newcomer is always let in.
 MAX_ADMITTED_TOKENS = 1 << 18
+# The same for their grammars, allowed tokens and bad words, which every choice brings along.
+MAX_ADMITTED_CONSTRAINT_BYTES = 1 << 22
 
 # What a tenant is charged for: a generated token takes a whole step's turn, a prompt token a share of one.
 # The weights of the Virtual Token Counter's authors.

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from gateway.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from gateway.structured_outputs import RENAMED_FIELDS
 from gateway.unserved_fields import UNSERVED_FIELDS
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import MODEL, VOCAB_SIZE, says
@@ -77,8 +78,8 @@ SAMPLING = [
     ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
     ({"ignore_eos": "no"}, "ignore_eos"),
     ({"user": 5}, "user"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    *(({name: "x"}, name) for name in UNSERVED_FIELDS),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    *(({name: "x"}, name) for name in (*UNSERVED_FIELDS, *RENAMED_FIELDS)),
     ({"stream_interval": 2}, "stream_interval"),
     ({"length_penalty": 0.5}, "length_penalty"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
@@ -279,7 +280,9 @@ async def test_no_combination_of_nasty_values_is_a_server_error(gateway: Gateway
     gateway.engine.script = says(gateway.encode("x"))
     schemas = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ChatMessage)
     fields = sorted(
-        {name for schema in schemas for name in schema.model_fields} | set(UNSERVED_FIELDS) | {"modalities"}
+        {name for schema in schemas for name in schema.model_fields}
+        | {*UNSERVED_FIELDS, *RENAMED_FIELDS}
+        | {"modalities"}
     )
     draw = random.Random(path)
     statuses = set()

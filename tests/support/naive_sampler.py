@@ -14,10 +14,16 @@ from worker_svc.counter_random import uniforms
 def naive_logits(
     logits: Sequence[float], sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int], eos: Sequence[int]
 ) -> list[float]:
-    """Logits after bias, min_tokens and penalties."""
+    """Logits after bias, allowed tokens, bad words, min_tokens and penalties."""
     edited = list(logits)
     for token, bias in sampling.logit_bias.items():
         edited[token] += bias
+    banned = set(range(len(logits))) - set(sampling.allowed_token_ids) if sampling.allowed_token_ids else set()
+    for *first, last in sampling.bad_words:
+        if list(output[max(len(output) - len(first), 0) :]) == first:
+            banned.add(last)
+    for token in banned:
+        edited[token] = -math.inf
     if len(output) < sampling.min_tokens:
         for token in (*eos, *sampling.stop_token_ids):
             edited[token] = -math.inf

@@ -62,7 +62,7 @@ def draw(context: list[int], sampling: SamplingParams, choice_index: int, positi
 
 
 def stops(sampling: SamplingParams) -> frozenset[int]:
-    eos_token_ids = () if sampling.ignore_eos else PAPER_MODEL.eos_token_ids
+    eos_token_ids = PAPER_MODEL.eos_token_ids if sampling.ends_at_eos else ()
     return frozenset((*eos_token_ids, *sampling.stop_token_ids))
 
 

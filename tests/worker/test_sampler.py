@@ -7,56 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pageloom.plan import Admission
 from pageloom.sampling_params import SamplingParams
-from tests.support.naive_sampler import naive_draw, naive_logits
-from worker_svc.sampler import Draws, Sampler
-
-VOCAB_SIZE = 300
-EOS = (7, 9)
-
-
-class Bench:
-    """A sampler, and the tokens that its slots have."""
-
-    def __init__(self, vocab_size: int = VOCAB_SIZE, max_num_seqs: int = 32) -> None:
-        self.sampler = Sampler(
-            max_num_seqs=max_num_seqs, vocab_size=vocab_size, eos_token_ids=EOS, device=torch.device("cpu")
-        )
-        self.admissions: dict[int, Admission] = {}
-        self.outputs: dict[int, list[int]] = {}
-
-    def bind(self, slot, sampling, prompt=(1, 2, 3), output=(), choice_index=0):
-        admission = Admission(
-            slot=slot,
-            token_ids=(*prompt, *output),
-            num_prompt_tokens=len(prompt),
-            num_computed_tokens=0,
-            block_ids=(),
-            sampling=sampling,
-            choice_index=choice_index,
-        )
-        self.admissions[slot] = admission
-        self.outputs[slot] = list(output)
-        self.sampler.bind(admission)
-
-    def sample(self, logits: torch.Tensor, slots: list[int]) -> Draws:
-        outputs = np.array([len(self.outputs[slot]) for slot in slots])
-        prompts = np.array([self.admissions[slot].num_prompt_tokens for slot in slots])
-        draws = self.sampler.sample(logits.clone(), np.array(slots), prompts + outputs, outputs)
-        for slot, token in zip(draws.slots.tolist(), draws.token_ids.tolist(), strict=True):
-            self.outputs[slot].append(token)
-        return draws
-
-    def expected(self, logits: torch.Tensor, slot: int) -> int:
-        admission = self.admissions[slot]
-        prompt, output = admission.token_ids[: admission.num_prompt_tokens], self.outputs[slot]
-        edited = naive_logits(logits.tolist(), admission.sampling, prompt, output, EOS)
-        return naive_draw(edited, admission.sampling, admission.choice_index, len(prompt) + len(output))
-
-
-def tokens_by_slot(draws: Draws) -> dict[int, int]:
-    return dict(zip(draws.slots.tolist(), draws.token_ids.tolist(), strict=True))
+from tests.support.sampler_bench import EOS, VOCAB_SIZE, Bench, tokens_by_slot
+from worker_svc.sampler import Sampler
 
 
 def make_logits(rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -79,6 +32,8 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         "min_tokens": maybe(3),
         "stop_token_ids": maybe(tuple(rng.randrange(VOCAB_SIZE) for _ in range(4))),
         "logprobs": maybe(rng.choice([0, 5])),
+        "allowed_token_ids": maybe(tuple(rng.sample(range(VOCAB_SIZE), 100))),
+        "bad_words": maybe(tuple(tuple(rng.choices(range(VOCAB_SIZE), k=rng.choice([1, 2]))) for _ in range(900))),
     }
     return SamplingParams(
         seed=rng.randrange(2**64), **{key: value for key, value in values.items() if value is not None}
@@ -86,7 +41,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
 
 
 def test_equals_one_row_at_a_time():
-    """300 random parameter sets, each over several tokens, so that penalties and min_tokens see history."""
+    """300 random parameter sets, each over several tokens, so that penalties, bad words and min_tokens see history."""
     rng = random.Random(5)
     for round_index in range(10):
         bench = Bench()
@@ -144,7 +99,7 @@ def test_rows_without_finite_logits_fail_alone(vocab_size, truncation):
     logits[1] = math.inf
     logits[5] = -math.inf
     draws = bench.sample(logits, list(range(6)))
-    assert draws.failed_slots.tolist() == [0, 1, 5]
+    assert draws.failures == dict.fromkeys((0, 1, 5), "the model's logits are not finite numbers")
     assert tokens_by_slot(draws) == expected
     assert draws.logprobs.keys() == {2, 3, 4}
 
@@ -161,6 +116,8 @@ def test_rows_without_finite_logits_fail_alone(vocab_size, truncation):
         ({"logit_bias": {5: 1.0}}, False),
         ({"presence_penalty": 0.1}, False),
         ({"repetition_penalty": 1.1}, False),
+        ({"allowed_token_ids": (5,)}, False),
+        ({"bad_words": ((5, 6),)}, False),
     ],
 )
 def test_only_plain_greedy_rows_do_without_their_logits(asked, plain):

@@ -73,6 +73,11 @@ class TestEnds:
         assert event is not None
         assert (event.reason, event.num_output_tokens) == (FinishReason.STOP, 2)
 
+    def test_the_end_of_a_grammar_is_the_end(self):
+        event = ending(bring(started(grammar="{}", ignore_eos=True, min_tokens=5), PAPER_EOS_TOKEN_ID))
+        assert event is not None
+        assert (event.reason, event.stop_token_id) == (FinishReason.STOP, PAPER_EOS_TOKEN_ID)
+
     def test_max_tokens(self):
         event = ending(bring(started(max_tokens=1), 5))
         assert event is not None

@@ -127,6 +127,15 @@ def test_newcomers_bring_no_more_known_tokens_than_one_plan_may_carry(monkeypatc
     world.drain()
 
 
+def test_newcomers_bring_no_more_grammar_than_one_plan_may_carry(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(policy, "MAX_ADMITTED_CONSTRAINT_BYTES", 20)
+    world = make_world()
+    for request_id in ("one", "two", "three"):
+        world.submit(make_request(request_id, prompt=10, grammar="x" * 10))
+    assert world.admitted(world.step()) == ["one", "two"]
+    world.drain()
+
+
 def test_the_smaller_limit_holds():
     world = make_world(make_limits(max_num_batched_tokens=64, max_num_seqs=2))
     world.lose("a")

@@ -1,10 +1,18 @@
 """What is accepted, what is refused, and with which words."""
 
+from dataclasses import replace
+
 import pytest
 
 from pageloom.errors import ContextLengthExceeded, DuplicateRequest, InvalidRequest, Overloaded, Unavailable
 from pageloom.requests import GenerateRequest
-from pageloom.sampling_params import SamplingParams
+from pageloom.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_BYTES,
+    SamplingParams,
+)
 from scheduler_svc.core import Scheduler, invariants
 from tests.scheduler.core.builders import make_limits, make_request
 from tests.support.paper_model import PAPER_EOS_TOKEN_ID, PAPER_MODEL, paper_hello
@@ -137,3 +145,42 @@ def test_while_the_worker_is_away_requests_wait_for_it(scheduler: Scheduler):
     scheduler.submit(make_request(), 0.0)
     assert scheduler.stats().num_waiting == 1
     assert scheduler.model == PAPER_MODEL
+
+
+def test_a_grammar_needs_an_end_of_sequence_token():
+    scheduler = Scheduler(make_limits())
+    scheduler.attach(paper_hello("a", model=replace(PAPER_MODEL, eos_token_ids=())), 1, 0.0)
+    sampling = SamplingParams(seed=0, grammar="{}")
+    error = refusal(scheduler, GenerateRequest(request_id="r", prompt_token_ids=(5,), sampling=sampling))
+    assert error.param == "grammar"
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
+def test_constraints_outside_the_vocabulary(scheduler: Scheduler, field: str):
+    for token_id, is_known in ((-1, False), (39, True), (40, False)):
+        sampling = SamplingParams(seed=0, **{field: (token_id,) if field == "allowed_token_ids" else ((3, token_id),)})
+        request = GenerateRequest(request_id=f"r{token_id}", prompt_token_ids=(5,), sampling=sampling)
+        if is_known:
+            scheduler.submit(request, 0.0)
+        else:
+            with pytest.raises(InvalidRequest, match=f"{field} contains token id {token_id}"):
+                scheduler.submit(request, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "beyond"),
+    [
+        ("grammar", "x" * MAX_GRAMMAR_BYTES, "x" * MAX_GRAMMAR_BYTES + "x"),
+        ("grammar", "é" * (MAX_GRAMMAR_BYTES // 2), "é" * (MAX_GRAMMAR_BYTES // 2) + "x"),
+        ("grammar", "\U0001f642", "\ud83d"),
+        ("allowed_token_ids", (1,) * MAX_ALLOWED_TOKEN_IDS, (1,) * (MAX_ALLOWED_TOKEN_IDS + 1)),
+        ("bad_words", ((1,),) * MAX_BAD_WORDS, ((1,),) * (MAX_BAD_WORDS + 1)),
+        ("bad_words", ((1,) * MAX_BAD_WORD_TOKENS,), ((1,) * MAX_BAD_WORD_TOKENS, (1,))),
+        ("bad_words", ((1,),), ((1,), ())),
+    ],
+)
+def test_bounds_of_constraints(field: str, most: object, beyond: object):
+    SamplingParams(**{field: most})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        SamplingParams(**{field: beyond})  # type: ignore[arg-type]
+    assert caught.value.param == field
