@@ -85,11 +85,11 @@ def _parse(data: bytes) -> Iterator[JsonObject]:
 def _token_arrivals(chunks: list[tuple[float, JsonObject]]) -> tuple[float, ...]:
     """When tokens arrived: a chunk counts when its running usage grew.
 
-    A server without running usage only shows its text, and the first tokens may have none yet (half a
-    character), so there a chunk counts when it has text, and the first chunk does if none has.
+    A server without running usage shows it with the last choice at most. There a chunk counts when it has text; the
+    first tokens may have none yet (half a character), so the first chunk does if none has.
     """
     with_choice = [(time_s, chunk) for time_s, chunk in chunks if chunk.get("choices")]
-    if any(chunk.get("usage") for _, chunk in with_choice):
+    if with_choice and with_choice[0][1].get("usage"):
         return tuple(_growths(chunks))
     with_text = tuple(time_s for time_s, chunk in with_choice if _text(chunk))
     arrivals = with_text or tuple(time_s for time_s, _ in with_choice[:1])

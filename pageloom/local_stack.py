@@ -109,6 +109,10 @@ class LocalStack:
         """Where the Engine service listens for everybody else."""
         return self.ready(SchedulerReady).address
 
+    def pid(self, name: str) -> int:
+        """Of a service that was started: scheduler, worker (or worker-0, ...), gateway."""
+        return self._services[name].pid
+
     async def wait_until_ready(self) -> None:
         """Returns when every service has reported ready. Raises StartupError if one ends before that."""
         await asyncio.gather(*self._ready.values())

@@ -94,8 +94,8 @@ CpuKernelsOption = Annotated[
 ]
 BatchInvariant = Annotated[
     bool,
-    _option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what else is in the batch. "
-            "The C++ kernels are such, with this option or without."),
+    _option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what "
+            "else is in the batch. The C++ kernels are such, with this option or without."),
 ]  # fmt: skip
 MaxModelLen = Annotated[
     int | None,

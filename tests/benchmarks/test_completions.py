@@ -37,6 +37,18 @@ def test_the_last_tokens_count_even_when_only_the_usage_chunk_shows_them():
     assert completion.arrival_s == (1.0, 3.0)
 
 
+def test_usage_with_the_last_choice_alone_is_no_running_usage():
+    completion = read_completion(
+        exchange(
+            (1, b'{"choices": [{"text": "a"}]}'),
+            (2, b'{"choices": [{"text": "b"}]}'),
+            (3, b'{"choices": [{"text": ""}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}'),
+        ),
+        CompletionRequest(prompt_token_ids=(1, 2, 3), num_output_tokens=2),
+    )
+    assert completion.arrival_s == (1, 2)
+
+
 def test_without_running_usage_a_token_without_text_still_arrives():
     completion = read_completion(
         exchange(
