@@ -58,7 +58,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
     install_error_handlers(app)
     for routes in (chat, completions, models, tokenize, ops, docs_page):
         app.include_router(routes.router)
-    describe_truly(app, config.limits)
+    describe_truly(app)
     return app
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from gateway.schemas import ACCEPTED_TYPES
 from pageloom.errors import (
@@ -117,7 +119,20 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"{request.scope['path']} does not take {request.method}"
     response = http_error_response(error.status_code, message, code=code, param=param)
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(sorted(_methods_of_path(request)))
     return response
+
+
+def _methods_of_path(request: Request) -> set[str]:
+    """Of all routes: the framework names only those of the first that has the path."""
+    routes = iter_route_contexts(request.app.routes)
+    return {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
 
 
 class BodyError(HTTPException):

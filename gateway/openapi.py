@@ -10,7 +10,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.limits import BOUNDS
+from gateway.runtime import Gateway
 from pageloom.request_limits import RequestLimits
+from pageloom.sampling_params import MAX_SEED
 
 Schema = dict[str, Any]
 
@@ -30,6 +32,8 @@ RANGES: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "repetition_penalty": {"exclusiveMinimum": 0},
         "max_completion_tokens": {"minimum": 1},
         "min_tokens": {"minimum": 0},
+        # OpenAI's are signed, vLLM's and ours are not.
+        "seed": {"minimum": -(2**63), "maximum": MAX_SEED},
     }
 )
 _TOKEN_ID_FIELDS = ("prompt", "stop_token_ids", "allowed_token_ids", "tokens")
@@ -37,19 +41,32 @@ _TOKEN_ID_FIELDS = ("prompt", "stop_token_ids", "allowed_token_ids", "tokens")
 _KEYWORD_TYPES = {"maxItems": "array", "maxLength": "string", "maxProperties": "object", "maximum": "integer"}
 
 
-def describe_truly(app: FastAPI, limits: RequestLimits) -> None:
-    """Replaces FastAPI's document."""
+def describe_truly(app: FastAPI) -> None:
+    """Replaces FastAPI's document by one that is made anew only when the model has become known."""
+    documents: dict[int, Schema] = {}
 
     def openapi() -> Schema:
-        if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
-            _drop_unsent_answers(document)
-            for schema in document["components"]["schemas"].values():
-                _add_bounds(schema.get("properties", {}), limits)
-            app.openapi_schema = document
-        return app.openapi_schema
+        gateway: Gateway = app.state.gateway
+        info = gateway.engine.last_known_model
+        num_token_ids = gateway.model.tokenizer.vocab_size if info is None else info.vocab_size
+        if num_token_ids not in documents:
+            documents.clear()
+            documents[num_token_ids] = _document(app, gateway, num_token_ids)
+        return documents[num_token_ids]
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI, gateway: Gateway, num_token_ids: int) -> Schema:
+    document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
+    _drop_unsent_answers(document)
+    for schema in document["components"]["schemas"].values():
+        properties = schema.get("properties", {})
+        _add_limits(properties, gateway.config.limits)
+        _add_ranges(properties, num_token_ids)
+        for member in _members(properties.get("model", {}), "string"):
+            member["enum"] = list(gateway.model.names)
+    return document
 
 
 def _drop_unsent_answers(document: Schema) -> None:
@@ -61,22 +78,28 @@ def _drop_unsent_answers(document: Schema) -> None:
         document["components"]["schemas"].pop(name, None)
 
 
-def _add_bounds(properties: Mapping[str, Schema], limits: RequestLimits) -> None:
+def _add_limits(properties: Mapping[str, Schema], limits: RequestLimits) -> None:
     for bound in BOUNDS:
         for member in _members(properties.get(bound.field, {}), _KEYWORD_TYPES[bound.keyword]):
             # One prompt's ids are bounded by the context.
             if bound.field != "prompt" or member["items"].get("type") != "integer":
                 member[bound.keyword] = getattr(limits, bound.limit)
+
+
+def _add_ranges(properties: Mapping[str, Schema], num_token_ids: int) -> None:
     for field, keywords in RANGES.items():
         for kind in ("number", "integer"):
             for member in _members(properties.get(field, {}), kind):
+                if "maximum" in keywords:
+                    # pydantic writes it as a float, which is not exact for large ones.
+                    member.pop("exclusiveMaximum", None)
                 member.update(keywords)
     for member in _members(properties.get("max_tokens", {}), "integer"):
         # None at all is for the echo of a text completion.
         member["minimum"] = 1 if "messages" in properties else 0
     for field in _TOKEN_ID_FIELDS:
         for member in _members(properties.get(field, {}), "integer"):
-            member["minimum"] = 0
+            member.update(minimum=0, maximum=num_token_ids - 1)
     for member in _members(properties.get("logit_bias", {}), "object"):
         member["propertyNames"] = {"pattern": "^[0-9]{1,10}$"}
         member["additionalProperties"] = {"type": "number", "minimum": -100, "maximum": 100}

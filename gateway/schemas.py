@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.request_model import RequestModel
 from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
@@ -63,7 +63,8 @@ class GenerationRequest(RequestModel):
     stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
     bad_words: NonEmptyStrings | None = None
-    allowed_token_ids: TokenIds | None = None
+    # An empty list would allow nothing.
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     include_stop_str_in_output: bool | None = None
@@ -143,6 +144,15 @@ class ChatCompletionRequest(GenerationRequest, TemplateOptions):
 
 class TokenizeRequest(RequestModel):
     """Either `prompt` or `messages`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None

@@ -1,5 +1,4 @@
-"""Request fields that speak of tokens -> token ids: words that must not come, tokens that may, and which part of a
-long prompt is kept."""
+"""Request fields that speak of tokens -> token ids: words that must not come, and which part of a prompt is kept."""
 
 from __future__ import annotations
 
@@ -8,13 +7,6 @@ from collections.abc import Sequence
 from gateway.schemas import GenerationRequest
 from pageloom.errors import InvalidRequest
 from pageloom.tokenizer import Tokenizer
-
-
-def allowed_token_ids(body: GenerationRequest) -> tuple[int, ...]:
-    """Raises InvalidRequest for an empty list, which would allow nothing."""
-    if body.allowed_token_ids == []:
-        raise InvalidRequest("allowed_token_ids is empty; it needs at least one id", param="allowed_token_ids")
-    return tuple(body.allowed_token_ids or ())
 
 
 def bad_word_ids(body: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

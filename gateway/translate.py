@@ -12,7 +12,7 @@ from gateway.schemas import ChatCompletionRequest, CompletionRequest, Generation
 from gateway.served_model import ServedModel
 from gateway.structured_outputs import constrained_field, grammar_of
 from gateway.terms import Terms
-from gateway.token_fields import allowed_token_ids, bad_word_ids, kept_tokens
+from gateway.token_fields import bad_word_ids, kept_tokens
 from gateway.unserved_fields import refuse_unserved, unserved
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
@@ -143,7 +143,7 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         min_tokens=body.min_tokens or 0,
         logit_bias=_logit_bias(body.logit_bias),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        allowed_token_ids=allowed_token_ids(body),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=bad_word_ids(body, model.tokenizer),
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
