@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.job import Job
+from gateway.tool_calls import ToolCallDelta, merged
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
 from pageloom.errors import DeadlineExceeded, EngineError, Unavailable
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ScoredToken:
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones, and `token_ids` theirs
-    if they were asked for.
+    if they were asked for. `text` is the answer's content; thinking and calls are beside it.
     `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
     finish if it was asked for."""
 
@@ -39,6 +40,8 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
     token_ids: tuple[int, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Choice:
@@ -58,22 +61,23 @@ class Choice:
         self._return_token_ids = job.return_token_ids
         self._detokenizer = Detokenizer(
             tokenizer.token_bytes,
-            skipped_ids=tokenizer.special_ids if job.skip_special_tokens else frozenset(),
+            skipped_ids=_skipped_ids(job, tokenizer),
             prompt_token_ids=prompt.token_ids,
         )
         self._matcher = StopMatcher(stops, include_match=job.include_stop)
+        self._parser = None if job.message_format is None else job.message_format.new_parser()
         self._num_tokens = 0
         self._num_chars = len(prompt.echo)
         self.finished = False
 
     @property
     def stopped(self) -> bool:
-        """A stop string was found: no more tokens are needed."""
-        return self._matcher.matched is not None
+        """A stop string was found, or the only call that was wanted has ended: no more tokens are needed."""
+        return self._has_stopped()
 
     def take(self, event: TokensGenerated) -> ChoiceDelta | None:
         """The delta of some tokens; None once stopped. Raises EngineError if tokens were lost on the way."""
-        if self.finished or self.stopped:
+        if self.finished or self._has_stopped():
             return None
         if event.first_index != self._num_tokens:
             raise EngineError(f"token {self._num_tokens} of choice {self._index} was lost on the way")
@@ -87,17 +91,14 @@ class Choice:
             pieces.append(self._text_of(token_id))
             if self._matcher.matched is not None:
                 break
-        self.finished = self._matcher.matched is not None and not self._include_timeline
         num_tokens = self._num_tokens - before
-        return ChoiceDelta(
-            self._index,
-            "".join(pieces),
-            num_tokens,
-            tuple(scored),
-            "stop" if self.finished else None,
-            self._matcher.matched if self.finished else None,
-            token_ids=event.token_ids[:num_tokens] if self._return_token_ids else (),
-        )
+        delta = self._parsed(ChoiceDelta(self._index, "".join(pieces), num_tokens, tuple(scored)))
+        if self._return_token_ids:
+            delta = replace(delta, token_ids=event.token_ids[:num_tokens])
+        self.finished = self._has_stopped() and not self._include_timeline
+        if not self.finished:
+            return delta
+        return self._ended(replace(delta, finish="stop", stop_reason=self._matcher.matched))
 
     def finish(self, event: ChoiceFinished) -> ChoiceDelta | None:
         """The last delta; None once finished.
@@ -107,8 +108,8 @@ class Choice:
         if self.finished:
             return None
         self.finished = True
-        if self.stopped:
-            return ChoiceDelta(self._index, "", 0, (), "stop", self._matcher.matched, event.timeline)
+        if self._has_stopped():
+            return self._last("", "stop", self._matcher.matched, event)
         if event.reason is FinishReason.ERROR:
             raise EngineError(event.error_message or "the engine failed")
         if event.reason is FinishReason.CANCELLED:
@@ -117,10 +118,36 @@ class Choice:
             raise DeadlineExceeded(event.error_message or "the request's deadline passed before it was answered")
         text = self._matcher.push(self._detokenizer.finish())
         if self._matcher.matched is not None:
-            return ChoiceDelta(self._index, text, 0, (), "stop", self._matcher.matched, event.timeline)
+            return self._last(text, "stop", self._matcher.matched, event)
         finish: Finish = "stop" if event.reason is FinishReason.STOP else "length"
         stop_reason = event.stop_token_id if event.stop_token_id in self._requested_stop_ids else None
-        return ChoiceDelta(self._index, text + self._matcher.finish(), 0, (), finish, stop_reason, event.timeline)
+        return self._last(text + self._matcher.finish(), finish, stop_reason, event)
+
+    def _has_stopped(self) -> bool:
+        return self._matcher.matched is not None or (self._parser is not None and self._parser.ended)
+
+    def _last(self, text: str, finish: Finish, stop_reason: str | int | None, event: ChoiceFinished) -> ChoiceDelta:
+        delta = self._parsed(ChoiceDelta(self._index, text, 0))
+        return self._ended(replace(delta, finish=finish, stop_reason=stop_reason, timeline=event.timeline))
+
+    def _parsed(self, delta: ChoiceDelta) -> ChoiceDelta:
+        if self._parser is None:
+            return delta
+        parts = self._parser.push(delta.text)
+        return replace(delta, text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
+
+    def _ended(self, delta: ChoiceDelta) -> ChoiceDelta:
+        """With what the parser held back. An answer with calls ends by them, unless its length ended it."""
+        if self._parser is None:
+            return delta
+        last = self._parser.finish()
+        return replace(
+            delta,
+            text=delta.text + last.content,
+            reasoning=delta.reasoning + last.reasoning,
+            tool_calls=merged(delta.tool_calls + last.tool_calls),
+            finish="tool_calls" if delta.finish == "stop" and self._parser.num_calls else delta.finish,
+        )
 
     def _text_of(self, token_id: int) -> str:
         # The sampler cannot draw a stop token before min_tokens, so a drawn one ends the choice.
@@ -129,3 +156,10 @@ class Choice:
         text = self._detokenizer.push(token_id)
         self._num_chars += len(text)
         return text if self._num_tokens <= self._min_tokens else self._matcher.push(text)
+
+
+def _skipped_ids(job: Job, tokenizer: Tokenizer) -> frozenset[int]:
+    if not job.skip_special_tokens:
+        return frozenset()
+    shown_ids = frozenset() if job.message_format is None else job.message_format.marker_token_ids
+    return tokenizer.special_ids - shown_ids if shown_ids else tokenizer.special_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.message_parser import MessageFormat
 from gateway.terms import Terms
 from pageloom.sampling_params import SamplingParams
 
@@ -21,7 +22,8 @@ class Prompt:
 class Job:
     """What the engine is asked for, and how its tokens become text. Of each prompt it makes `num_samples`
     choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is the echo of
-    the prompts. With `tokens_as_ids` log-probabilities name tokens by their ids."""
+    the prompts. With `tokens_as_ids` log-probabilities name tokens by their ids. `message_format` tells the parts of
+    an answer apart, if it may have several."""
 
     prompts: tuple[Prompt, ...]
     terms: Terms
@@ -38,6 +40,7 @@ class Job:
     generate: bool = True
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    message_format: MessageFormat | None = None
     # Of the request, that which gave the prompts' grammar.
     grammar_field: str = ""
 

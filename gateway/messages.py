@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
-from gateway.schemas import ChatCompletionRequest, ChatMessage, TokenizeRequest
+from gateway.conversation import Conversation
+from gateway.schemas import ChatCompletionRequest, TokenizeRequest
 from gateway.served_model import ServedModel
 from pageloom.errors import InvalidRequest
 
 
-def render_messages(body: ChatCompletionRequest | TokenizeRequest, model: ServedModel) -> str:
-    """The prompt's text. Raises InvalidRequest."""
-    template = model.chat_template
+def render_messages(
+    body: ChatCompletionRequest | TokenizeRequest, model: ServedModel, tools: Sequence[dict[str, Any]] = ()
+) -> str:
+    """The prompt, for `Tokenizer.encode_prompt`: texts of special tokens that came with the request are marked in it.
+    `tools` are what the model is shown of them. Raises InvalidRequest."""
+    template = model.template_for(bool(tools))
     if template is None:
         raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
     continuing = bool(body.continue_final_message)
@@ -22,49 +25,15 @@ def render_messages(body: ChatCompletionRequest | TokenizeRequest, model: Served
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    knows_developer = template.mentions("'developer'") or template.mentions('"developer"')
+    if body.documents and not template.traits.documents:
+        raise InvalidRequest("the model's chat template does not show documents", param="documents")
+    special_text = model.tokenizer.special_text
+    tools = special_text.marked_json(list(tools))
     return template.render(
-        [_message(index, message, knows_developer) for index, message in enumerate(body.messages or ())],
+        Conversation(template, model.tool_format, special_text).messages(body.messages or (), tools),
         add_generation_prompt=add_prompt,
         continue_final_message=continuing,
-        variables=body.chat_template_kwargs,
+        tools=tools or None,
+        documents=special_text.marked_json(body.documents) or None,
+        variables=special_text.marked_json(body.chat_template_kwargs),
     )
-
-
-def _message(index: int, message: ChatMessage, knows_developer: bool) -> dict[str, object]:
-    """The message as a template sees it: only the keys that are set, and content always a string."""
-    role = "system" if message.role == "developer" and not knows_developer else message.role
-    shown: dict[str, object] = {"role": role, "content": _content(index, message)}
-    for key in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, key)) is not None:
-            shown[key] = value
-    if message.tool_calls:
-        shown["tool_calls"] = _tool_calls(index, message)
-    return shown
-
-
-def _content(index: int, message: ChatMessage) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
-    texts = []
-    for part_index, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            field = f"messages[{index}].content[{part_index}]"
-            raise InvalidRequest(f"{field} is of type {part.type!r}; only text parts are supported", param=field)
-        texts.append(part.text)
-    return "\n".join(texts)
-
-
-def _tool_calls(index: int, message: ChatMessage) -> list[dict[str, Any]]:
-    """Templates want the arguments as an object; on the wire they are its JSON text."""
-    calls = []
-    for call_index, call in enumerate(message.tool_calls or ()):
-        try:
-            arguments = orjson.loads(call.function.arguments or "{}")
-        except orjson.JSONDecodeError:
-            field = f"messages[{index}].tool_calls[{call_index}].function.arguments"
-            raise InvalidRequest(f"{field} is not JSON", param=field) from None
-        calls.append(
-            {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
-        )
-    return calls

@@ -20,7 +20,7 @@ from gateway.errors import ClientDisconnected
 from pageloom import __version__
 
 TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+FINISHED_REASONS = ("stop", "length", "tool_calls", "abort", "error")
 ITL_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 

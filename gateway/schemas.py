@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.request_model import RequestModel
 from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
+from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
 from pageloom.timeline import Timeline
 
 MAX_TOP_LOGPROBS = 20
@@ -23,7 +24,7 @@ ACCEPTED_TYPES: Mapping[str, str] = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
-    "tool_choice": "a string or an object",
+    "tool_choice": "none, auto, required, or an object that names a function",
     "arguments": "a JSON object as a string",
     "chat_template_kwargs": "a string, a number, a boolean or null",
 }
@@ -119,6 +120,7 @@ class ChatMessage(RequestModel):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -131,6 +133,7 @@ class TemplateOptions(RequestModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
@@ -138,8 +141,10 @@ class ChatCompletionRequest(GenerationRequest, TemplateOptions):
     echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(RequestModel):
@@ -161,7 +166,8 @@ class TokenizeRequest(RequestModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -195,16 +201,11 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
 class AnsweredChoice(BaseModel):
     """`timeline` and `token_ids` come if the request asked for them."""
 
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     timeline: Annotated[Timeline | None, IF_ASKED] = None
     token_ids: Annotated[list[int] | None, IF_ASKED] = None

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from pageloom.chat_template import ChatTemplate, load_chat_template
+from gateway.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
+from gateway.sampling_defaults import load_sampling_defaults
+from gateway.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
+from pageloom.chat_template import ChatTemplate, load_chat_template, load_tool_use_template
 from pageloom.config import GatewayConfig
-from pageloom.errors import InvalidConfig, InvalidRequest, ModelLoadError, ModelNotFound
-from pageloom.model_files import ModelFiles, locate_model
+from pageloom.errors import InvalidConfig, ModelNotFound
+from pageloom.model_files import locate_model
 from pageloom.sampling_params import SamplingParams
-from pageloom.tokenizer import Tokenizer, load_tokenizer, read_json_object
-
-# generation_config.json's name -> ours.
-_DEFAULT_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-_GENERATION_CONFIG = "generation_config.json"
+from pageloom.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """`names` are what requests may call it, the first being the one that is listed. `defaults` hold
-    for what a request leaves out; `defaults_source` says for people where they come from."""
+    for what a request leaves out; `defaults_source` says for people where they come from. `tool_format` and
+    `reasoning_format` are how it writes calls and thinking; the latter is None if it does not think."""
 
     names: tuple[str, ...]
     root: str
@@ -37,6 +29,13 @@ class ServedModel:
     chat_template: ChatTemplate | None
     defaults: SamplingParams
     defaults_source: str
+    tool_format: ToolFormat = GENERIC_JSON
+    reasoning_format: ReasoningFormat | None = None
+    tool_use_template: ChatTemplate | None = None
+
+    def template_for(self, with_tools: bool) -> ChatTemplate | None:
+        """Some models have a template of its own for requests with tools."""
+        return self.chat_template if not with_tools else self.tool_use_template or self.chat_template
 
     def require_name(self, name: str) -> None:
         """Raises ModelNotFound unless the model goes by this name."""
@@ -50,41 +49,39 @@ def load_served_model(config: GatewayConfig) -> ServedModel:
     """Reads tokenizer, template and defaults. Raises ModelLoadError or InvalidConfig."""
     files = locate_model(config.model, weights=False)
     tokenizer = load_tokenizer(files)
-    defaults, source = _sampling_defaults(files, config.generation_config)
+    defaults, defaults_source = load_sampling_defaults(files, config.generation_config)
+    template = load_chat_template(tokenizer, config.chat_template)
+    tool_use_template = load_tool_use_template(tokenizer, config.chat_template)
+    calling = tool_use_template or template
+    source = "" if calling is None else calling.source
     return ServedModel(
         names=config.served_model_names or (files.name,),
         root=files.name,
         created=int(time.time()),
         tokenizer=tokenizer,
-        chat_template=load_chat_template(tokenizer, config.chat_template),
+        chat_template=template,
         defaults=defaults,
-        defaults_source=source,
+        defaults_source=defaults_source,
+        tool_format=_tool_format(config.tool_call_parser, source),
+        tool_use_template=tool_use_template,
+        reasoning_format=_reasoning_format(config.reasoning_parser, source),
     )
 
 
-def _sampling_defaults(files: ModelFiles, source: str) -> tuple[SamplingParams, str]:
-    """The defaults, and one line on what they are and where they come from."""
-    path = _generation_config_path(files, source)
-    found = {} if path is None else read_json_object(path)
-    values = {ours: found[theirs] for theirs, ours in _DEFAULT_NAMES.items() if found.get(theirs) is not None}
-    try:
-        defaults = SamplingParams(**values)  # type: ignore[arg-type]
-    except (InvalidRequest, TypeError) as error:
-        whose = "the model's generation_config.json" if source == "auto" else path
-        raise ModelLoadError(f"{whose} is not valid: {error}") from None
-    if not values:
-        reason = "--generation-config vllm" if source == "vllm" else "none come with the model"
-        return defaults, f"temperature=1.0, top_p=1.0 ({reason})"
-    shown = ", ".join(f"{name}={value}" for name, value in values.items())
-    return defaults, f"{shown} (from {'the model' if source == 'auto' else path}; a request's own values win)"
+def _tool_format(name: str, template_source: str) -> ToolFormat:
+    if name == "auto":
+        return detect_tool_format(template_source)
+    if name not in TOOL_FORMATS:
+        raise InvalidConfig(f"--tool-call-parser must be auto or one of {', '.join(TOOL_FORMATS)}, not {name!r}")
+    return TOOL_FORMATS[name]
 
 
-def _generation_config_path(files: ModelFiles, source: str) -> Path | None:
-    if source == "vllm":
+def _reasoning_format(name: str, template_source: str) -> ReasoningFormat | None:
+    if name == "auto":
+        return detect_reasoning_format(template_source)
+    if name == "none":
         return None
-    if source == "auto":
-        return None if files.is_gguf else files.path / _GENERATION_CONFIG
-    path = Path(source).expanduser() / _GENERATION_CONFIG
-    if not path.is_file():
-        raise InvalidConfig(f"--generation-config takes auto, vllm or a folder; there is no file {path}")
-    return path
+    if name not in REASONING_FORMATS:
+        known = ", ".join(REASONING_FORMATS)
+        raise InvalidConfig(f"--reasoning-parser must be auto, none or one of {known}, not {name!r}")
+    return REASONING_FORMATS[name]

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from gateway.choice import ChoiceDelta
 from gateway.job import Job
 from gateway.logprobs import chat_logprobs, completion_logprobs
+from gateway.message_deltas import reasoning_delta, tool_calls_delta
 from gateway.schemas import GenerationRequest, StreamOptions, Usage
 from pageloom.tokenizer import Tokenizer
 
@@ -75,12 +76,16 @@ class ChatChunkEncoder:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             events = self._first_chunk(delta.index, usage)
+        if delta.reasoning:
+            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), usage)
         if delta.text or delta.scored or delta.token_ids:
             logprobs = _NULL
             if self._job.with_logprobs:
                 logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer, as_ids=self._job.tokens_as_ids))
             text = b'{"content":' + orjson.dumps(delta.text) + b"}"
             events += self._chunk(delta.index, text, usage, logprobs, _NOT_FINISHED + _token_ids(delta.token_ids))
+        if delta.tool_calls:
+            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), usage)
         if delta.finish is not None:
             events += self._chunk(delta.index, b"{}", usage, finish=_finish(delta))
         return events

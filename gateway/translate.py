@@ -13,6 +13,7 @@ from gateway.served_model import ServedModel
 from gateway.structured_outputs import constrained_field, grammar_of
 from gateway.terms import Terms
 from gateway.token_fields import bad_word_ids, kept_tokens
+from gateway.tool_use import read_tool_use, shown_tools, with_parts
 from gateway.unserved_fields import refuse_unserved, unserved
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
@@ -48,7 +49,7 @@ class TokenLimit:
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
-    _refuse_tools(body)
+    use = read_tool_use(body, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unserved("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
@@ -58,11 +59,12 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     else:
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    text = render_messages(body, model)
+    text = render_messages(body, model, shown_tools(use.offered))
     token_ids = encode(text, model, _bound(body, info), "messages", add_special_tokens=bool(body.add_special_tokens))
     kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
     prompt = _prompt(kept, sampling, limit, info, "messages")
-    return _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
+    job = _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
+    return with_parts(job, use, body, model, text, info.eos_token_ids)
 
 
 def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
@@ -95,7 +97,9 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
     """Token ids. A text that no number of tokens within the context can hold is not even tokenized."""
     if info is not None and len(text) > info.max_model_len * model.tokenizer.longest_token_len:
         raise _too_long(info, f"the prompt has {len(text)} characters", param)
-    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    # What `render_messages` made has marks.
+    encode_text = model.tokenizer.encode_prompt if param == "messages" else model.tokenizer.encode
+    return encode_text(text, add_special_tokens=add_special_tokens)
 
 
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
@@ -115,14 +119,6 @@ def _check_best_of(body: CompletionRequest) -> None:
         raise InvalidRequest(
             "best_of above n cannot be streamed: which choices are best shows at the end", param="best_of"
         )
-
-
-def _refuse_tools(body: ChatCompletionRequest) -> None:
-    if body.tool_choice in (None, "auto"):
-        if body.tools:
-            raise unserved("tools")
-    elif body.tool_choice != "none":
-        raise unserved("tool_choice", "other than 'none'")
 
 
 def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | None) -> SamplingParams:

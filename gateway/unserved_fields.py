@@ -28,7 +28,6 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "web_search_options": "the server fetches nothing",
         # vLLM's.
         "chat_template": "templates come from the model, or from the operator by --chat-template",
-        "documents": "",
         "ec_transfer_params": _NO_TRANSFER,
         "kv_transfer_params": _NO_TRANSFER,
         "length_penalty": _NO_BEAMS,

@@ -8,12 +8,22 @@ from dataclasses import dataclass, field
 from gateway.choice import Finish, ScoredToken
 from gateway.generation import Generation
 from gateway.job import Job
+from gateway.tool_calls import ToolCallDelta
 from pageloom.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallAnswer:
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceAnswer:
     text: str
+    reasoning: str
+    tool_calls: tuple[ToolCallAnswer, ...]
     scored: tuple[ScoredToken, ...]
     finish: Finish
     stop_reason: str | int | None
@@ -29,6 +39,8 @@ class ChoiceAnswer:
 @dataclass(slots=True)
 class _Growing:
     pieces: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     finish: Finish = "length"
     stop_reason: str | int | None = None
@@ -44,6 +56,8 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
         for delta in deltas:
             choice = growing[delta.index]
             choice.pieces.append(delta.text)
+            choice.reasoning.append(delta.reasoning)
+            choice.tool_calls.extend(delta.tool_calls)
             choice.scored.extend(delta.scored)
             choice.token_ids.extend(delta.token_ids)
             if delta.finish is not None:
@@ -51,6 +65,8 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
     answers = [
         ChoiceAnswer(
             text="".join(choice.pieces),
+            reasoning="".join(choice.reasoning),
+            tool_calls=_whole_calls(choice.tool_calls),
             scored=tuple(choice.scored),
             finish=choice.finish,
             stop_reason=choice.stop_reason,
@@ -60,6 +76,17 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
         for choice in growing
     ]
     return answers if job.num_samples == job.n else _likeliest(answers, job)
+
+
+def _whole_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCallAnswer, ...]:
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        arguments.setdefault(delta.index, []).append(delta.arguments)
+    return tuple(
+        ToolCallAnswer(id=delta.id, name=delta.name, arguments="".join(arguments[delta.index]))
+        for delta in deltas
+        if delta.id is not None and delta.name is not None
+    )
 
 
 def _likeliest(answers: Sequence[ChoiceAnswer], job: Job) -> list[ChoiceAnswer]:

@@ -8,13 +8,16 @@ caller keeps it off the event loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from pageloom.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from pageloom.template_sandbox import SandboxedTemplate
-from pageloom.tokenizer import DEFAULT_TEMPLATE, Tokenizer
+from pageloom.template_traits import TemplateTraits, probe
+from pageloom.tokenizer import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, Tokenizer
 
 JsonScalar = str | int | float | bool | None
 Message = Mapping[str, object]
@@ -36,6 +39,10 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(f"the chat template is not valid: line {error.lineno}: {error.message}") from None
 
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        return probe(self.render)
+
     def mentions(self, text: str) -> bool:
         """Whether the source contains a text, such as the name of a role it would have to know."""
         return text in self.source
@@ -46,6 +53,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, JsonScalar] | None = None,
     ) -> str:
         """The prompt. Raises InvalidRequest with the template's own words if it refuses the messages,
@@ -58,8 +67,8 @@ class ChatTemplate:
                 **self._special_tokens,
                 **(variables or {}),
                 "messages": messages,
-                "tools": None,
-                "documents": None,
+                "tools": tools,
+                "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
             }
         )
@@ -89,6 +98,12 @@ def load_chat_template(tokenizer: Tokenizer, override: str | None) -> ChatTempla
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
 
 
+def load_tool_use_template(tokenizer: Tokenizer, override: str | None) -> ChatTemplate | None:
+    """The template that the model has for requests with tools, if it has one of its own and the operator gave none."""
+    source = tokenizer.chat_templates.get(TOOL_USE_TEMPLATE)
+    return None if source is None or override is not None else ChatTemplate(source, tokenizer.special_tokens)
+
+
 def _read_override(value: str) -> str:
     if "{" in value:
         return value
@@ -100,9 +115,12 @@ def _read_override(value: str) -> str:
 
 def _with_continue_tag(messages: Sequence[Message]) -> list[Message]:
     content = messages[-1].get("content")
-    if not isinstance(content, str):
-        raise InvalidRequest("continue_final_message needs a final message with text", param="continue_final_message")
-    return [*messages[:-1], {**messages[-1], "content": content + _CONTINUE_TAG}]
+    if isinstance(content, str):
+        return [*messages[:-1], {**messages[-1], "content": content + _CONTINUE_TAG}]
+    if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
+        last = {**content[-1], "text": content[-1]["text"] + _CONTINUE_TAG}
+        return [*messages[:-1], {**messages[-1], "content": [*content[:-1], last]}]
+    raise InvalidRequest("continue_final_message needs a final message with text", param="continue_final_message")
 
 
 def _cut_at_continue_tag(text: str) -> str:

@@ -63,6 +63,8 @@ DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_GENERATION_CONFIG = "auto"
+# From the chat template.
+DEFAULT_PARSER = "auto"
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
 # Far above the longest step of a slow CPU: 2,048 tokens of a long prompt.
 DEFAULT_STEP_TIMEOUT_S = 120.0
@@ -107,6 +109,8 @@ class GatewayConfig(ServiceConfig):
     chat_template: str | None = None
     generation_config: str = DEFAULT_GENERATION_CONFIG
     allowed_origins: tuple[str, ...] = ()
+    tool_call_parser: str = DEFAULT_PARSER
+    reasoning_parser: str = DEFAULT_PARSER
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -82,6 +82,16 @@ AllowedOrigins = Annotated[
         "Origin whose web pages may use the API from a browser, * for any; may be repeated. Default: none.",
     ),
 ]
+ToolCallParser = Annotated[
+    str,
+    _option("--tool-call-parser", "How the model writes tool calls: auto takes it from the chat template; "
+            "docs/tools.md has the names.", metavar="NAME"),
+]  # fmt: skip
+ReasoningParser = Annotated[
+    str,
+    _option("--reasoning-parser", "How the model marks what it thinks before it answers: auto, none, or a name of "
+            "docs/tools.md.", metavar="NAME"),
+]  # fmt: skip
 DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.")]
 QuantizationOption = Annotated[
     Quantization,

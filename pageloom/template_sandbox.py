@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
+from pageloom.special_text import MARK
+
 MAX_RENDER_S = 2.0
 MAX_RENDER_CHARS = 8 * 1024 * 1024
 
@@ -172,4 +174,5 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return text.replace("\\ufdd0", MARK) if ensure_ascii else text

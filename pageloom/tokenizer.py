@@ -16,8 +16,10 @@ from pageloom import gguf_tokenizer
 from pageloom.errors import ModelLoadError
 from pageloom.gguf_file import read_gguf
 from pageloom.model_files import ModelFiles
+from pageloom.special_text import SpecialText
 
 DEFAULT_TEMPLATE = "default"
+TOOL_USE_TEMPLATE = "tool_use"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -51,10 +53,27 @@ class Tokenizer:
         """Ids with a spelling; a model's logits may be wider."""
         return self._backend.get_vocab_size()
 
+    @cached_property
+    def special_ids_by_text(self) -> Mapping[str, int]:
+        """Special tokens as a text has them; empty texts are left out."""
+        return MappingProxyType({text: id for id in sorted(self.special_ids) if (text := self.token(id))})
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens` frames the text as the model wants it, such as with a leading BOS."""
         # The batch call is the one that releases the GIL, so a long prompt leaves the event loop running.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    @cached_property
+    def special_text(self) -> SpecialText:
+        return SpecialText(self.special_ids_by_text)
+
+    def encode_prompt(self, prompt: str, *, add_special_tokens: bool) -> list[int]:
+        """The same for a prompt in which `special_text` has marked what must stay text."""
+        first, *others = self.special_text.cut(prompt)
+        token_ids = self.encode(first, add_special_tokens=add_special_tokens)
+        for piece in others:
+            token_ids += self.encode(piece, add_special_tokens=False)
+        return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence; see `detokenizer.py` for one that still grows."""

@@ -12,10 +12,11 @@ from starlette.responses import Response
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.logprobs import chat_logprobs
+from gateway.message_deltas import assistant_message
 from gateway.middleware import record_of
 from gateway.routes.documentation import ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
-from gateway.schemas import AssistantMessage, ChatChoice, ChatCompletionRequest, ChatCompletionResponse
+from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
 from gateway.sse import ChatChunkEncoder, ChunkFrame
 from gateway.stream import EventStreamResponse
 from gateway.terms import read_terms
@@ -54,7 +55,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
         choices=[
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=job.prompt_of(index).echo + answer.text),
+                message=assistant_message(answer, job.prompt_of(index).echo),
                 logprobs=(
                     chat_logprobs(answer.scored, tokenizer, as_ids=job.tokens_as_ids) if job.with_logprobs else None
                 ),

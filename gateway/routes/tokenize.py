@@ -11,6 +11,7 @@ from gateway.routes.documentation import COMMON_ERRORS, ERRORS_OF_TEXT
 from gateway.runtime import GatewayDependency
 from gateway.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from gateway.served_model import ServedModel
+from gateway.tool_use import shown_tools
 from gateway.translate import encode
 from gateway.unserved_fields import refuse_unserved
 from pageloom.errors import InvalidRequest
@@ -61,7 +62,8 @@ def _tokenize(body: TokenizeRequest, model: ServedModel, info: ModelInfo | None)
         # A prompt is framed unless told otherwise; a chat template frames its messages itself.
         text, framed, param = body.prompt, body.add_special_tokens is not False, "prompt"
     else:
-        text, framed, param = render_messages(body, model), bool(body.add_special_tokens), "messages"
+        rendered = render_messages(body, model, shown_tools(body.tools or ()))
+        text, framed, param = rendered, bool(body.add_special_tokens), "messages"
     token_ids = encode(text, model, info, param, add_special_tokens=framed)
     return TokenizeResponse(
         count=len(token_ids),

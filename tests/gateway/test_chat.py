@@ -189,7 +189,7 @@ async def test_parameters_reach_the_engine(gateway: GatewayServer):
         stop_token_ids=[9, 8], seed=-1, priority=-3, cache_salt="me", ignore_eos=True, user="u", n=2, best_of=2,
         store=True, metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=False,
         response_format={"type": "text"}, tool_choice="none",
-        tools=[{"type": "function"}], modalities=["text"], some_future_field={"x": [1]},
+        tools=[{"type": "function", "function": {"name": "f"}}], modalities=["text"], some_future_field={"x": [1]},
     )  # fmt: skip
     (request,) = gateway.engine.requests
     sampling = request.sampling

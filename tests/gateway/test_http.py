@@ -138,6 +138,11 @@ async def test_tokenize_messages_as_the_chat_does(gateway: GatewayServer):
     await gateway.chat(messages=USER)
     body = (await gateway.http.post("/tokenize", json={"model": MODEL_NAME, "messages": USER})).json()
     assert tuple(body["tokens"]) == gateway.engine.requests[0].prompt_token_ids
+    tools = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}]
+    await gateway.chat(messages=USER, tools=tools)
+    with_tools = (await gateway.http.post("/tokenize", json={"messages": USER, "tools": tools})).json()
+    assert tuple(with_tools["tokens"]) == gateway.engine.requests[1].prompt_token_ids
+    assert with_tools["count"] > body["count"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Thinking and tool calls -> the `delta` of a chat chunk, and the message of a whole answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from gateway.tool_calls import ToolCallDelta
+from gateway.tool_schemas import AnsweredFunction, AnsweredToolCall, AssistantMessage
+from gateway.whole_answer import ChoiceAnswer
+
+
+def reasoning_delta(text: str) -> bytes:
+    return orjson.dumps({"reasoning_content": text, "reasoning": text})
+
+
+def tool_calls_delta(deltas: Sequence[ToolCallDelta]) -> bytes:
+    return orjson.dumps({"tool_calls": [_call(delta) for delta in deltas]})
+
+
+def assistant_message(answer: ChoiceAnswer, echo: str = "") -> AssistantMessage:
+    """`echo` is repeated before the content."""
+    content = echo + answer.text
+    calls = [
+        AnsweredToolCall(id=call.id, function=AnsweredFunction(name=call.name, arguments=call.arguments))
+        for call in answer.tool_calls
+    ]
+    has_other_parts = bool(calls or answer.reasoning)
+    return AssistantMessage(
+        content=None if has_other_parts and not content else content,
+        reasoning_content=answer.reasoning or None,
+        reasoning=answer.reasoning or None,
+        tool_calls=calls or None,
+    )
+
+
+def _call(delta: ToolCallDelta) -> dict[str, Any]:
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
