@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev-gpu$(GPU)
 CPU_KERNELS := $(VENV)/.cpu-kernels
 ARGS ?=
 
-.PHONY: help serve test soak check format protos release-protos lock clean
+.PHONY: help serve test soak test-schemas check format protos release-protos lock clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -29,6 +29,9 @@ test: $(DEV) $(CPU_KERNELS) ## Run every test
 
 soak: $(DEV) ## 100,000 random histories of the scheduler core, half an hour; ARGS="--histories 1000"
 	@$(BIN)/python -m tests.scheduler.core.soak $(ARGS)
+
+test-schemas: $(DEV) $(CPU_KERNELS) ## JSON of 200 schemas from the default model, validated; three minutes
+	@$(BIN)/python -m tests.support.schema_answers
 
 check: $(DEV) ## Format, lint, types, import rules, protos
 	@$(BIN)/ruff format --check

@@ -17,7 +17,8 @@ from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
 from gateway.openapi import describe_truly
-from gateway.routes import chat, completions, docs_page, models, ops, tokenize
+from gateway.responses.store import ResponseStore
+from gateway.routes import anthropic_messages, chat, completions, docs_page, models, ops, responses, tokenize
 from gateway.runtime import Gateway
 from gateway.served_model import ServedModel
 from pageloom import __version__
@@ -51,12 +52,17 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         metrics=metrics,
         grammar_compiler=GrammarCompiler(model.tokenizer),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
+        responses=ResponseStore(
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_response_bytes,
+            ttl_s=config.response_ttl_s,
+        ),
     )
     if config.allowed_origins:
         _allow_browsers(app, config.allowed_origins)
     app.add_middleware(RequestMiddleware, metrics=metrics)
     install_error_handlers(app)
-    for routes in (chat, completions, models, tokenize, ops, docs_page):
+    for routes in (chat, completions, responses, anthropic_messages, models, tokenize, ops, docs_page):
         app.include_router(routes.router)
     describe_truly(app)
     return app

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.job import Job
+from gateway.prompt_logprobs import EchoedToken
 from gateway.tool_calls import ToolCallDelta, merged
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
 from pageloom.errors import DeadlineExceeded, EngineError, Unavailable
@@ -30,7 +31,7 @@ class ChoiceDelta:
     """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones, and `token_ids` theirs
     if they were asked for. `text` is the answer's content; thinking and calls are beside it.
     `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
-    finish if it was asked for."""
+    finish if it was asked for. `echoed` are the prompt's tokens, once, before those of the choice."""
 
     index: int
     text: str
@@ -42,6 +43,7 @@ class ChoiceDelta:
     token_ids: tuple[int, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    echoed: tuple[EchoedToken, ...] = ()
 
 
 class Choice:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from gateway.anthropic import errors as anthropic_errors
 from gateway.schemas import ACCEPTED_TYPES
 from pageloom.errors import (
     DeadlineExceeded,
@@ -29,15 +30,6 @@ from pageloom.errors import (
 RETRY_AFTER_S = 1
 SERVER_ERROR, REQUEST_ERROR = "server_error", "invalid_request_error"
 
-# The most specific class comes first: lookups take the first match.
-_STATUS: tuple[tuple[type[PageloomError], int], ...] = (
-    (InvalidRequest, 400),
-    (ModelNotFound, 404),
-    (DuplicateRequest, 409),
-    (Overloaded, 503),
-    (Unavailable, 503),
-    (DeadlineExceeded, 504),
-)
 _HTTP_CODES = {
     404: "unknown_url",
     405: "method_not_allowed",
@@ -57,6 +49,12 @@ _SIZE_ERRORS = {
 _TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
 
 
+class NotFound(RequestError):
+    """Something that the path or a field names is not here."""
+
+    code = "not_found"
+
+
 class ShuttingDown(Unavailable):
     """The gateway drains."""
 
@@ -67,13 +65,29 @@ class ClientDisconnected(Exception):
     """Nobody is left to answer."""
 
 
+# The most specific class comes first: lookups take the first match.
+_STATUS: tuple[tuple[type[PageloomError], int], ...] = (
+    (InvalidRequest, 400),
+    (ModelNotFound, 404),
+    (NotFound, 404),
+    (DuplicateRequest, 409),
+    (Overloaded, 503),
+    (Unavailable, 503),
+    (DeadlineExceeded, 504),
+)
+
+
+def status_of(error: PageloomError) -> int:
+    return next((status for error_type, status in _STATUS if isinstance(error, error_type)), 500)
+
+
 def error_body(error: PageloomError) -> dict[str, dict[str, str | None]]:
     kind = REQUEST_ERROR if isinstance(error, RequestError) else SERVER_ERROR
     return _envelope(error.message, kind=kind, param=error.param, code=error.code)
 
 
 def error_response(error: PageloomError) -> Response:
-    status = next((status for error_type, status in _STATUS if isinstance(error, error_type)), 500)
+    status = status_of(error)
     headers = {}
     if status in (429, 503):
         headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
@@ -83,9 +97,11 @@ def error_response(error: PageloomError) -> Response:
     return _json(status, error_body(error), headers)
 
 
-def internal_error_response() -> Response:
+def internal_error_response(path: str) -> Response:
     """For an exception that nobody expected; what it says is for the log, not for the caller."""
-    return _json(500, _envelope("internal error", kind=SERVER_ERROR, param=None, code="internal_error"))
+    message = "internal error"
+    response = _json(500, _envelope(message, kind=SERVER_ERROR, param=None, code="internal_error"))
+    return in_shape_of(path, response, message)
 
 
 def http_error_response(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Response:
@@ -98,14 +114,15 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_error)
 
 
-async def _on_pageloom_error(_request: Request, error: Exception) -> Response:
+async def _on_pageloom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PageloomError)
-    return error_response(error)
+    return in_shape_of(request.scope["path"], error_response(error), error.message)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(invalid_request(error.errors()))
+    invalid = invalid_request(error.errors())
+    return in_shape_of(request.scope["path"], error_response(invalid), invalid.message)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -121,7 +138,15 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     response.headers.update(error.headers or {})
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(sorted(_methods_of_path(request)))
-    return response
+    return in_shape_of(request.scope["path"], response, message)
+
+
+def in_shape_of(path: str, response: Response, message: str) -> Response:
+    """Clients of the other API read errors of another shape."""
+    if not path.startswith(anthropic_errors.PATH_PREFIX):
+        return response
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return _json(response.status_code, anthropic_errors.envelope(response.status_code, message), headers)
 
 
 def _methods_of_path(request: Request) -> set[str]:

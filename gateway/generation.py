@@ -12,10 +12,11 @@ from typing import Self
 from gateway.choice import Choice, ChoiceDelta
 from gateway.job import Job
 from gateway.metrics import RequestObserver
+from gateway.prompt_logprobs import PromptScores, echoed_tokens
 from pageloom.client import EngineClient
 from pageloom.detokenizer import StopStrings
 from pageloom.errors import EngineError, PageloomError
-from pageloom.outputs import ChoiceFinished, GenerateEvent
+from pageloom.outputs import ChoiceFinished, GenerateEvent, PromptLogprobs, TokensGenerated
 from pageloom.requests import GenerateRequest
 from pageloom.tokenizer import Tokenizer
 
@@ -49,6 +50,12 @@ class Generation:
         self._prompts_left = len(job.prompts)
         self._failure: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        # Of each prompt, if they are scored.
+        self.prompt_scores = [
+            PromptScores(len(prompt.token_ids)) if job.scores_prompts else None for prompt in job.prompts
+        ]
+        # By prompt, deltas that came before its scores were complete.
+        self._held: dict[int, list[ChoiceDelta]] = {}
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
 
@@ -97,38 +104,55 @@ class Generation:
             await self._queue.put(_PROMPT_DONE)
 
     async def _relay(self, prompt_index: int) -> None:
-        job, prompt = self._job, self._job.prompts[prompt_index]
-        first = prompt_index * job.num_samples
+        job = self._job
+        if job.generate or job.scores_prompts:
+            await self._ask(prompt_index)
         if not job.generate:
-            for index in range(first, first + job.num_samples):
+            for index in self._choice_indexes(prompt_index):
                 await self._queue.put(ChoiceDelta(index, "", 0, (), "length"))
-            return
-        request_id = f"{self._request_id}-{prompt_index}"
+
+    async def _ask(self, prompt_index: int) -> None:
+        job, prompt = self._job, self._job.prompts[prompt_index]
+        # One is enough to score a prompt.
+        indexes = self._choice_indexes(prompt_index)[: None if job.generate else 1]
         request = GenerateRequest(
-            request_id=request_id,
+            request_id=f"{self._request_id}-{prompt_index}",
             prompt_token_ids=prompt.token_ids,
             sampling=prompt.sampling,
-            n=job.num_samples,
+            n=len(indexes),
             priority=job.priority,
             cache_salt=job.cache_salt,
             tenant=job.terms.tenant,
             deadline_s=job.terms.left_s(),
             include_timeline=job.include_timeline,
         )
-        choices = [Choice(first + i, prompt_index, job, self._tokenizer, self._stops) for i in range(job.num_samples)]
+        choices = [Choice(index, prompt_index, job, self._tokenizer, self._stops) for index in indexes]
+        scores = self.prompt_scores[prompt_index]
+        if scores is not None and scores.complete:
+            await self._release(prompt_index, scores)
         cached: list[int] = []
         async with aclosing(self._client.generate(request)) as events:
             async for event in events:
-                await self._take(event, choices, request_id, cached)
+                if isinstance(event, PromptLogprobs):
+                    await self._take_scores(event, prompt_index, scores)
+                    continue
+                await self._take(event, choices, prompt_index, request.request_id, cached)
                 if all(choice.finished for choice in choices):
                     break
             await _goodbyes(events, cached)
-        if not all(choice.finished for choice in choices):
+        if not all(choice.finished for choice in choices) or not (scores is None or scores.complete):
             raise EngineError("the engine ended the stream too early")
         # Later choices find what the first one computed; the request itself found the least of them.
         self.num_cached_tokens += min(cached, default=0)
 
-    async def _take(self, event: GenerateEvent, choices: list[Choice], request_id: str, cached: list[int]) -> None:
+    async def _take(
+        self,
+        event: TokensGenerated | ChoiceFinished,
+        choices: list[Choice],
+        prompt_index: int,
+        request_id: str,
+        cached: list[int],
+    ) -> None:
         choice = choices[event.choice_index]
         if isinstance(event, ChoiceFinished):
             cached.append(event.num_cached_tokens)
@@ -137,11 +161,41 @@ class Generation:
             delta = choice.take(event)
         if delta is None:
             return
-        await self._queue.put(delta)
+        if self._job.generate:
+            await self._deliver(delta, prompt_index)
         if choice.stopped and not isinstance(event, ChoiceFinished):
             # If the engine is gone, the stream says so.
             with suppress(PageloomError):
                 await self._client.cancel(request_id, (event.choice_index,))
+
+    async def _deliver(self, delta: ChoiceDelta, prompt_index: int) -> None:
+        scores = self.prompt_scores[prompt_index]
+        if scores is None or scores.complete:
+            await self._queue.put(delta)
+        else:
+            # Another choice than the first may be ahead of it.
+            self._held.setdefault(prompt_index, []).append(delta)
+
+    async def _take_scores(self, part: PromptLogprobs, prompt_index: int, scores: PromptScores | None) -> None:
+        if scores is None:
+            raise EngineError("the engine brought log-probabilities of a prompt that nobody asked for")
+        scores.take(part)
+        if scores.complete:
+            await self._release(prompt_index, scores)
+
+    async def _release(self, prompt_index: int, scores: PromptScores) -> None:
+        """The prompt is scored: its echo may go out, and then what its choices have so far."""
+        num_top = self._job.num_echo_logprobs
+        if num_top is not None:
+            echoed = echoed_tokens(self._job.prompts[prompt_index], scores, num_top)
+            for index in self._choice_indexes(prompt_index):
+                await self._queue.put(ChoiceDelta(index, "", 0, echoed=echoed))
+        for delta in self._held.pop(prompt_index, ()):
+            await self._queue.put(delta)
+
+    def _choice_indexes(self, prompt_index: int) -> range:
+        first = prompt_index * self._job.num_samples
+        return range(first, first + self._job.num_samples)
 
 
 async def _goodbyes(events: AsyncGenerator[GenerateEvent, None], cached: list[int]) -> None:

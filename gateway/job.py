@@ -11,19 +11,23 @@ from pageloom.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt and how to go on from it. `echo` is the text to repeat before the answer."""
+    """One prompt and how to go on from it. `echo` is the text to repeat before the answer; if its log-probabilities
+    are told, `echo_offsets` are the characters of it before each token."""
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     echo: str = ""
+    echo_offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the engine is asked for, and how its tokens become text. Of each prompt it makes `num_samples`
-    choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is the echo of
-    the prompts. With `tokens_as_ids` log-probabilities name tokens by their ids. `message_format` tells the parts of
-    an answer apart, if it may have several."""
+    choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is what the prompts
+    are: their echo, and how likely they are. Log-probabilities of prompt tokens are told with so many of the likeliest
+    at each: `num_echo_logprobs` with the echo, `num_prompt_logprobs` apart from it; None is without. With
+    `tokens_as_ids` they name tokens by their ids. `message_format` tells the parts of an answer apart, if it may have
+    several."""
 
     prompts: tuple[Prompt, ...]
     terms: Terms
@@ -41,8 +45,15 @@ class Job:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     message_format: MessageFormat | None = None
+    num_echo_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     # Of the request, that which gave the prompts' grammar.
     grammar_field: str = ""
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Log-probabilities of the prompts' tokens are asked for."""
+        return self.num_echo_logprobs is not None or self.num_prompt_logprobs is not None
 
     @property
     def grammar(self) -> str:

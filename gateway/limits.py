@@ -46,14 +46,22 @@ def _num_prompts(prompt: Any) -> int | None:
     return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else None
 
 
+def _num_input_items(value: Any) -> int | None:
+    # Texts are no items of a conversation.
+    return len(value) if isinstance(value, list) and value and isinstance(value[0], dict) else None
+
+
 # The counts come before what is measured item by item.
 BOUNDS = (
     Bound("messages", "max_messages", _num_items, "messages", "maxItems"),
+    Bound("input", "max_messages", _num_input_items, "items", "maxItems"),
     Bound("prompt", "max_prompts", _num_prompts, "prompts", "maxItems"),
     Bound("n", "max_choices", _number, "", "maximum"),
     Bound("best_of", "max_choices", _number, "", "maximum"),
     Bound("stop", "max_stop_strings", _num_strings, "strings", "maxItems"),
     Bound("stop", "max_stop_chars", _longest, "characters", "maxLength"),
+    Bound("stop_sequences", "max_stop_strings", _num_strings, "strings", "maxItems"),
+    Bound("stop_sequences", "max_stop_chars", _longest, "characters", "maxLength"),
     Bound("stop_token_ids", "max_stop_token_ids", _num_items, "ids", "maxItems"),
     Bound("logit_bias", "max_logit_bias", _num_items, "entries", "maxProperties"),
     Bound("bad_words", "max_bad_words", _num_items, "strings", "maxItems"),

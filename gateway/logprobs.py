@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.choice import ScoredToken
+from gateway.prompt_logprobs import LOWEST_LOGPROB, EchoedToken
 from gateway.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from pageloom.outputs import TokenLogprobs
 from pageloom.tokenizer import Tokenizer
-
-# JSON has no minus infinity; OpenAI writes this.
-LOWEST_LOGPROB = -9999.0
 
 
 def chat_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer, *, as_ids: bool = False) -> ChatLogprobs:
@@ -18,14 +17,18 @@ def chat_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer, *, as_ids
 
 
 def completion_logprobs(
-    scored: Sequence[ScoredToken], tokenizer: Tokenizer, *, as_ids: bool = False
+    scored: Sequence[ScoredToken], tokenizer: Tokenizer, echoed: Sequence[EchoedToken] = (), *, as_ids: bool = False
 ) -> CompletionLogprobs:
     """`as_ids` names tokens "token_id:17" instead of by their text."""
+    tokens: list[EchoedToken | ScoredToken] = [*echoed, *scored]
     return CompletionLogprobs(
-        tokens=[_spelling(token.token_id, tokenizer, as_ids) for token in scored],
-        token_logprobs=[_finite(token.logprobs.logprob) for token in scored],
-        top_logprobs=[_top_by_spelling(token, tokenizer, as_ids) for token in scored],
-        text_offset=[token.text_offset for token in scored],
+        tokens=[_spelling(token.token_id, tokenizer, as_ids) for token in tokens],
+        token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
+        top_logprobs=[
+            None if token.logprobs is None else _top_by_spelling(token.token_id, token.logprobs, tokenizer, as_ids)
+            for token in tokens
+        ],
+        text_offset=[token.text_offset for token in tokens],
     )
 
 
@@ -46,15 +49,14 @@ def _chat_entry(token_id: int, logprob: float, tokenizer: Tokenizer, as_ids: boo
     return TopLogprob(token=name, logprob=_finite(logprob), bytes=list(spelled))
 
 
-def _top_by_spelling(token: ScoredToken, tokenizer: Tokenizer, as_ids: bool) -> dict[str, float]:
-    """The likeliest tokens and the generated one, which evaluation tools compare with the likeliest by
+def _top_by_spelling(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer, as_ids: bool) -> dict[str, float]:
+    """The likeliest tokens and the text's own one, which evaluation tools compare with the likeliest by
     equality: both are the same number."""
-    logprobs = token.logprobs
-    top = {
-        _spelling(token_id, tokenizer, as_ids): _finite(logprob)
-        for token_id, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-    }
-    top.setdefault(_spelling(token.token_id, tokenizer, as_ids), _finite(logprobs.logprob))
+    top: dict[str, float] = {}
+    for top_id, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
+        # Of tokens that look the same, the likeliest counts.
+        top.setdefault(_spelling(top_id, tokenizer, as_ids), _finite(logprob))
+    top.setdefault(_spelling(token_id, tokenizer, as_ids), _finite(logprobs.logprob))
     return top
 
 

@@ -20,6 +20,7 @@ from gateway.job import Job
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.middleware import record_of
+from gateway.responses.store import ResponseStore
 from gateway.schemas import PromptTokensDetails, Usage
 from gateway.served_model import ServedModel
 from pageloom.client import EngineClient
@@ -41,6 +42,7 @@ class Gateway:
     metrics: GatewayMetrics
     grammar_compiler: GrammarCompiler
     threads: Executor
+    responses: ResponseStore
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """For text work that would hold up the event loop."""

@@ -79,6 +79,7 @@ class GenerationRequest(RequestModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     include_timeline: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Without effect on an answer, whatever they say.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -134,6 +135,7 @@ class TemplateOptions(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
@@ -168,6 +170,7 @@ class TokenizeRequest(RequestModel):
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     return_token_strs: bool | None = None
 
 
@@ -216,6 +219,16 @@ class ChatChoice(AnsweredChoice):
     logprobs: ChatLogprobs | None = None
 
 
+class PromptTokenLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id; null for the first token of the prompt.
+PromptLogprobsAnswer = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, IF_ASKED]
+
+
 class ChatCompletionResponse(BaseModel):
     """`prompt_token_ids` come with the choices' `token_ids`."""
 
@@ -226,12 +239,13 @@ class ChatCompletionResponse(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: Annotated[list[int] | None, IF_ASKED] = None
+    prompt_logprobs: PromptLogprobsAnswer = None
 
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -239,6 +253,7 @@ class CompletionChoice(AnsweredChoice):
     text: str
     logprobs: CompletionLogprobs | None = None
     prompt_token_ids: Annotated[list[int] | None, IF_ASKED] = None
+    prompt_logprobs: PromptLogprobsAnswer = None
 
 
 class CompletionResponse(BaseModel):

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import orjson
 from pydantic import BaseModel
 
 from gateway.choice import ChoiceDelta
+from gateway.errors import error_body
 from gateway.job import Job
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.message_deltas import reasoning_delta, tool_calls_delta
 from gateway.schemas import GenerationRequest, StreamOptions, Usage
+from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 _NULL = b"null"
 _NOT_FINISHED = b'"finish_reason":null'
-
-
-def error_event(body: Mapping[str, object]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 class ChunkFrame:
@@ -53,23 +50,30 @@ class ChunkFrame:
         return self._head + b'],"usage":' + orjson.dumps(usage.model_dump()) + b"}\n\n" + DONE
 
 
-class ChunkEncoder(Protocol):
-    """Deltas of one answer -> events. Empty if there is nothing to say yet."""
-
-    frame: ChunkFrame
-
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes: ...
-
-
-class ChatChunkEncoder:
-    """The role comes once per choice, before its text, and with it the message that is repeated before the text;
-    the finish reason in a last chunk of its own."""
+class _ChunkEncoder:
+    """What the two `stream.StreamEncoder`s of chunks have in common."""
 
     def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, job: Job) -> None:
-        self.frame = frame
+        self._frame = frame
         self._tokenizer = tokenizer
         self._job = job
         self._begun: set[int] = set()
+
+    @property
+    def wants_usage(self) -> bool:
+        return self._frame.include_usage
+
+    def end(self, usage: Usage) -> bytes:
+        return self._frame.end(usage)
+
+    def fail(self, error: PageloomError) -> bytes:
+        """No [DONE] follows it."""
+        return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
+
+
+class ChatChunkEncoder(_ChunkEncoder):
+    """The role comes once per choice, before its text, and with it the message that is repeated before the text;
+    the finish reason in a last chunk of its own."""
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
         events = b""
@@ -106,17 +110,11 @@ class ChatChunkEncoder:
         more: bytes = b"",
     ) -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish)
-        return self.frame.chunk(choice, usage, more)
+        return self._frame.chunk(choice, usage, more)
 
 
-class CompletionChunkEncoder:
+class CompletionChunkEncoder(_ChunkEncoder):
     """What comes once per choice, the echo of its prompt and the prompt's ids, comes with its first text."""
-
-    def __init__(self, frame: ChunkFrame, tokenizer: Tokenizer, job: Job) -> None:
-        self.frame = frame
-        self._tokenizer = tokenizer
-        self._job = job
-        self._begun: set[int] = set()
 
     def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
         text, more = delta.text, _token_ids(delta.token_ids)
@@ -126,18 +124,19 @@ class CompletionChunkEncoder:
             text = prompt.echo + text
             if self._job.return_token_ids:
                 more += b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids)
-        if not text and not delta.scored and not more and delta.finish is None:
+        if not (text or delta.scored or delta.echoed or more) and delta.finish is None:
             return b""
         logprobs = _NULL
         if self._job.with_logprobs:
-            logprobs = _dump(completion_logprobs(delta.scored, self._tokenizer, as_ids=self._job.tokens_as_ids))
+            shown = completion_logprobs(delta.scored, self._tokenizer, delta.echoed, as_ids=self._job.tokens_as_ids)
+            logprobs = _dump(shown)
         choice = b'{"index":%d,"text":%b,"logprobs":%b,%b}' % (
             delta.index,
             orjson.dumps(text),
             logprobs,
             _finish(delta) + more,
         )
-        return self.frame.chunk(choice, usage)
+        return self._frame.chunk(choice, usage)
 
 
 def _token_ids(token_ids: Sequence[int]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import structlog
 from starlette.responses import Response
@@ -10,27 +11,46 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import sse
 from gateway.choice import ChoiceDelta
-from gateway.errors import ClientDisconnected, error_body
+from gateway.errors import ClientDisconnected
 from gateway.generation import Generation
 from gateway.job import Job
 from gateway.runtime import Gateway, generating, usage_of
+from gateway.schemas import Usage
 from pageloom.errors import EngineError, PageloomError
 
 PING_INTERVAL_S = 15.0
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
+EVENT_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
     # Asks nginx not to collect the stream.
-    (b"x-accel-buffering", b"no"),
-]
+    "x-accel-buffering": "no",
+}
+_RAW_HEADERS = [(name.encode(), value.encode()) for name, value in EVENT_STREAM_HEADERS.items()]
 _log = structlog.get_logger(__name__)
+
+
+class StreamEncoder(Protocol):
+    """Deltas of one answer -> server-sent events. `wants_usage`: `encode` is told the tokens so far."""
+
+    @property
+    def wants_usage(self) -> bool: ...
+
+    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+        """Empty if there is nothing to say yet."""
+        ...
+
+    def end(self, usage: Usage) -> bytes: ...
+
+    def fail(self, error: PageloomError) -> bytes:
+        """The last events, instead of `end`."""
+        ...
 
 
 class EventStreamResponse(Response):
     """Sends status 200 with the first delta, so that what the engine refuses is still an HTTP error;
     an error after that is an event, and no [DONE] follows it."""
 
-    def __init__(self, gateway: Gateway, job: Job, answer_id: str, encoder: sse.ChunkEncoder) -> None:
+    def __init__(self, gateway: Gateway, job: Job, answer_id: str, encoder: StreamEncoder) -> None:
         super().__init__()
         self._gateway = gateway
         self._job = job
@@ -42,18 +62,18 @@ class EventStreamResponse(Response):
         try:
             async with generating(self._gateway, scope, receive, self._answer_id, self._job) as generation:
                 await self._relay(generation, send)
-            last = self._encoder.frame.end(usage_of(self._job, generation))
+            last = self._encoder.end(usage_of(self._job, generation))
         except ClientDisconnected:
             return
         except Exception as error:
             if not self._started:
                 raise
-            last = sse.error_event(error_body(_shown(error)))
+            last = self._encoder.fail(shown_error(error))
         await self._write(send, last, more=False)
 
     async def _relay(self, generation: Generation, send: Send) -> None:
         while (deltas := await self._next_deltas(generation, send)) is not None:
-            usage = usage_of(self._job, generation) if self._encoder.frame.include_usage else None
+            usage = usage_of(self._job, generation) if self._encoder.wants_usage else None
             events = b"".join(self._encoder.encode(delta, usage) for delta in deltas)
             if events:
                 await self._write(send, events)
@@ -70,11 +90,12 @@ class EventStreamResponse(Response):
     async def _write(self, send: Send, events: bytes, *, more: bool = True) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": _RAW_HEADERS})
         await send({"type": "http.response.body", "body": events, "more_body": more})
 
 
-def _shown(error: Exception) -> PageloomError:
+def shown_error(error: Exception) -> PageloomError:
+    """What the client may read of an error; an unexpected one is logged."""
     if isinstance(error, PageloomError):
         return error
     _log.error("stream failed", exc_info=error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
+from gateway.prompt_logprobs import with_scored_prompts
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.structured_outputs import constrained_field, grammar_of
@@ -64,7 +65,8 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
     prompt = _prompt(kept, sampling, limit, info, "messages")
     job = _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
-    return with_parts(job, use, body, model, text, info.eos_token_ids)
+    job = with_parts(job, use, body, model, text, info.eos_token_ids)
+    return with_scored_prompts(replace(job, num_prompt_logprobs=body.prompt_logprobs), model.tokenizer)
 
 
 def translate_completion(body: CompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
@@ -72,8 +74,6 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     _check_common(body, model)
     if body.suffix:
         raise unserved("suffix", why="text is not filled in between two others")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo together with logprobs is not supported yet", param="echo")
     _check_best_of(body)
     generate = body.max_tokens != 0
     limit = TokenLimit(asked=body.max_tokens if generate else None, default=COMPLETION_MAX_TOKENS)
@@ -89,8 +89,9 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
         prompt = _prompt(kept, sampling, limit, info, "prompt")
         repeated = given if len(kept) == len(token_ids) else kept
         prompts.append(replace(prompt, echo=_echo(repeated, model)) if body.echo else prompt)
-    job = _job(body, terms, info, prompts)
-    return replace(job, generate=generate, with_logprobs=body.logprobs is not None)
+    job = replace(_job(body, terms, info, prompts), generate=generate, with_logprobs=body.logprobs is not None)
+    job = replace(job, num_prompt_logprobs=body.prompt_logprobs, num_echo_logprobs=body.logprobs if body.echo else None)
+    return with_scored_prompts(job, model.tokenizer)
 
 
 def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
@@ -105,6 +106,8 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     model.require_name(body.model)
     refuse_unserved(body)
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed; use echo with logprobs", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gateway.choice import Finish, ScoredToken
 from gateway.generation import Generation
 from gateway.job import Job
+from gateway.prompt_logprobs import EchoedToken
 from gateway.tool_calls import ToolCallDelta
 from pageloom.timeline import Timeline
 
@@ -29,6 +30,7 @@ class ChoiceAnswer:
     stop_reason: str | int | None
     timeline: Timeline | None
     token_ids: tuple[int, ...]
+    echoed: tuple[EchoedToken, ...]
 
     @property
     def mean_logprob(self) -> float:
@@ -46,6 +48,7 @@ class _Growing:
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
     token_ids: list[int] = field(default_factory=list)
+    echoed: tuple[EchoedToken, ...] = ()
 
 
 async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
@@ -60,6 +63,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             choice.tool_calls.extend(delta.tool_calls)
             choice.scored.extend(delta.scored)
             choice.token_ids.extend(delta.token_ids)
+            choice.echoed += delta.echoed
             if delta.finish is not None:
                 choice.finish, choice.stop_reason, choice.timeline = delta.finish, delta.stop_reason, delta.timeline
     answers = [
@@ -72,6 +76,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             stop_reason=choice.stop_reason,
             timeline=choice.timeline,
             token_ids=tuple(choice.token_ids),
+            echoed=choice.echoed,
         )
         for choice in growing
     ]

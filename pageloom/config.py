@@ -63,6 +63,9 @@ DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_GENERATION_CONFIG = "auto"
+DEFAULT_MAX_STORED_RESPONSES = 1000
+DEFAULT_MAX_STORED_RESPONSE_BYTES = 64 * 1024 * 1024
+DEFAULT_RESPONSE_TTL_S = 86_400.0
 # From the chat template.
 DEFAULT_PARSER = "auto"
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
@@ -114,6 +117,9 @@ class GatewayConfig(ServiceConfig):
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)
+    max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
+    max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
+    response_ttl_s: float = DEFAULT_RESPONSE_TTL_S
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)

@@ -130,6 +130,9 @@ class EngineSession:
 
     def _distribute(self, events: wire.SessionEvents) -> None:
         streams = self._streams
+        for stream_id, prompt_logprobs in events.prompt_logprobs:
+            if (stream := streams.get(stream_id)) is not None:
+                stream.put_prompt_logprobs(prompt_logprobs)
         for stream_id, choice_index, first_index, token_ids, logprobs in events.tokens:
             # One that was left may still be spoken of.
             if (stream := streams.get(stream_id)) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pageloom.errors import PageloomError
-from pageloom.outputs import ChoiceFinished, GenerateEvent, TokenLogprobs, TokensGenerated
+from pageloom.outputs import ChoiceFinished, GenerateEvent, PromptLogprobs, TokenLogprobs, TokensGenerated
 
 # What has so many is not added to. With the most log-probabilities that may be asked for, an event that got its tokens
 # one by one stays below a quarter of the message limit.
@@ -26,14 +26,15 @@ class _Waiting(NamedTuple):
 class EventBuffer:
     """Holds the events of one request, of which one ChoiceFinished for each choice is the last. One task reads.
 
-    Tokens that pile up are joined by choice, so what waits here is bounded by the request's own max_tokens,
-    however slowly it is read.
+    Tokens that pile up are joined by choice, so what waits here is bounded by the request's own prompt and
+    max_tokens, however slowly it is read.
     """
 
-    __slots__ = ("_failure", "_finished", "_newest", "_num_unfinished", "_waiter", "_waiting")
+    __slots__ = ("_failure", "_finished", "_newest", "_num_unfinished", "_prompt_logprobs", "_waiter", "_waiting")
 
     def __init__(self, num_choices: int) -> None:
         self._num_unfinished = num_choices
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._waiting: list[_Waiting] = []
         self._newest: dict[int, _Waiting] = {}  # of each choice
         self._finished: list[ChoiceFinished] = []
@@ -45,6 +46,10 @@ class EventBuffer:
     def complete(self) -> bool:
         """Nothing more will arrive."""
         return self._failure is not None or not self._num_unfinished
+
+    def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        self._prompt_logprobs.append(logprobs)
+        self._wake()
 
     def put_tokens(
         self, choice_index: int, first_index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
@@ -73,16 +78,16 @@ class EventBuffer:
 
         Cancellation loses nothing. Raises what `fail` was given.
         """
-        while not self._waiting and not self._finished:
+        while not (self._waiting or self._finished or self._prompt_logprobs):
             if self._failure is not None:
                 raise self._failure
             if not self._num_unfinished:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        waiting, finished = self._waiting, self._finished
-        self._waiting, self._newest, self._finished = [], {}, []
-        events: list[GenerateEvent] = [
+        prompt_logprobs, waiting, finished = self._prompt_logprobs, self._waiting, self._finished
+        self._prompt_logprobs, self._waiting, self._newest, self._finished = [], [], {}, []
+        tokens = [
             TokensGenerated(
                 choice_index=choice_index,
                 first_index=first_index,
@@ -91,7 +96,7 @@ class EventBuffer:
             )
             for choice_index, first_index, token_ids, logprobs in waiting
         ]
-        return events + finished
+        return [*prompt_logprobs, *tokens, *finished]
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

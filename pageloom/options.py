@@ -158,6 +158,14 @@ PriorityAgeing = Annotated[
 Host = Annotated[str, _option("--host", "Address to listen on.")]
 Port = Annotated[int, _option("--port", "Port to listen on.", min=0, max=65535)]
 MaxBodyBytes = Annotated[int, _option("--max-body-bytes", "Largest request body.", parser=parse_size, metavar="BYTES")]
+MaxStoredResponses = Annotated[
+    int, _option("--max-stored-responses", "Answers of /v1/responses that can be asked for again.", min=0)
+]
+MaxStoredResponseBytes = Annotated[
+    int,
+    _option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
+]
+ResponseTtl = Annotated[float, _option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
 SchedulerPort = Annotated[
     int,
     _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),

@@ -31,6 +31,28 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive prompt tokens, from the one at `first_index` (at least 1) on.
+
+    Each is of the model's distribution after the tokens before it; ranks count from 1, the likeliest. The likeliest
+    tokens, best first and as many for each token, follow each other in the two last columns.
+    """
+
+    first_index: int
+    logprobs: tuple[float, ...]  # [tokens]
+    ranks: tuple[int, ...]  # [tokens]
+    top_token_ids: tuple[int, ...]  # [tokens * top]
+    top_logprobs: tuple[float, ...]  # [tokens * top]
+
+    def of_token(self, index: int) -> TokenLogprobs:
+        """Those of the prompt token at an absolute index, which must be among them."""
+        num_top = len(self.top_token_ids) // len(self.logprobs)
+        row = index - self.first_index
+        top = slice(row * num_top, (row + 1) * num_top)
+        return TokenLogprobs(self.logprobs[row], self.top_token_ids[top], self.top_logprobs[top])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokensGenerated:
     """New tokens of one choice; `first_index` counts from its first output token.
 
@@ -56,4 +78,5 @@ class ChoiceFinished:
     timeline: Timeline | None = None
 
 
-GenerateEvent = TokensGenerated | ChoiceFinished
+# Those of the prompt come without gap or repeat, before the first tokens of choice 0.
+GenerateEvent = PromptLogprobs | TokensGenerated | ChoiceFinished

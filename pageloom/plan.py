@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pageloom.outputs import TokenLogprobs
+from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.sampling_params import SamplingParams
 
 
@@ -16,6 +16,7 @@ class Admission:
     generated before (a resumed, preempted or re-queued choice). `num_computed_tokens` < len(token_ids)
     leading tokens already have their KV in `block_ids`. `sampling.seed` and `sampling.max_tokens`
     are always set. Random numbers are keyed by (sampling.seed, choice_index, absolute position).
+    Prompt tokens from index `first_scored_token` > num_computed_tokens on get log-probabilities; 0: none.
     """
 
     slot: int
@@ -25,6 +26,7 @@ class Admission:
     block_ids: tuple[int, ...]
     sampling: SamplingParams
     choice_index: int = 0
+    first_scored_token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,8 @@ class StepResult:
     """What one step drew: `token_ids[i]` for `slots[i]`, in no particular order.
 
     `logprobs` holds an entry for each slot whose sampling asked for them; `failures` a message for
-    each slot whose run failed. A failed slot drew no token.
+    each slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
+    whose chunk ran tokens right before prompt tokens that are to be scored.
     """
 
     epoch: int
@@ -65,6 +68,7 @@ class StepResult:
     token_ids: tuple[int, ...] = ()
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     duration_s: float = 0.0
 
 

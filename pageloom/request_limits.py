@@ -31,12 +31,12 @@ class RequestLimits:
     """
 
     max_json_depth: int = _limit(64, "Deepest nesting of arrays and objects in a body.", low=8, high=_DEEPEST_JSON)
-    max_messages: int = _limit(2048, "Most messages of a chat.")
+    max_messages: int = _limit(2048, "Most messages of a chat, or items of a response's `input`.")
     max_prompts: int = _limit(256, "Most prompts of a text completion.")
     max_choices: int = _limit(128, "Most choices of a prompt: `n` and `best_of`.")
     max_choices_in_all: int = _limit(256, "Most choices of all prompts together.")
-    max_stop_strings: int = _limit(16, "Most strings in `stop`.")
-    max_stop_chars: int = _limit(256, "Longest string in `stop`, in characters.")
+    max_stop_strings: int = _limit(16, "Most strings in `stop` or `stop_sequences`.")
+    max_stop_chars: int = _limit(256, "Longest of these strings, in characters.")
     max_stop_token_ids: int = _limit(
         MAX_STOP_TOKEN_IDS, "Most ids in `stop_token_ids`.", low=0, high=MAX_STOP_TOKEN_IDS
     )

@@ -50,6 +50,7 @@ class SamplingParams:
     grammar: str = ""
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require_in_range("temperature", self.temperature, 0.0, MAX_FLOAT32)
@@ -72,6 +73,8 @@ class SamplingParams:
         _require_in_range("min_tokens", self.min_tokens, 0, upper)
         if self.logprobs is not None:
             _require_in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _require_in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _require_in_range("seed", self.seed, 0, MAX_SEED)
 

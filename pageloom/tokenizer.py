@@ -71,8 +71,8 @@ class Tokenizer:
         """The same for a prompt in which `special_text` has marked what must stay text."""
         first, *others = self.special_text.cut(prompt)
         token_ids = self.encode(first, add_special_tokens=add_special_tokens)
-        for piece in others:
-            token_ids += self.encode(piece, add_special_tokens=False)
+        for encoding in self._backend.encode_batch_fast(others, add_special_tokens=False) if others else ():
+            token_ids += encoding.ids
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -91,6 +91,10 @@ class Tokenizer:
             found = _byte_level_bytes(spelling) if self._byte_level else _sentencepiece_bytes(spelling)
             self._bytes[token_id] = found
         return found
+
+    def take_special_tokens_for_text(self) -> None:
+        """From now on `encode` takes the spelling of a special token for the text that it is."""
+        self._backend.encode_special_tokens = True
 
     @cached_property
     def longest_token_len(self) -> int:

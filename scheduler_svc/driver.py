@@ -252,6 +252,8 @@ class Driver:
                 # Back in the queue, they may run elsewhere.
                 self._wake_workers()
             self._publish_soon()
+        for key, prompt_logprobs in committed.prompt_logprobs:
+            self._readers[key][0].put_prompt_logprobs(prompt_logprobs)
         self._deliver_tokens(committed.tokens)
         self._deliver_endings(committed.endings)
 

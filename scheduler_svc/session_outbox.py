@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from pageloom import wire
 from pageloom.errors import PageloomError
-from pageloom.outputs import ChoiceFinished, TokenLogprobs
+from pageloom.outputs import ChoiceFinished, PromptLogprobs, TokenLogprobs
 from pageloom.rpc.v1 import engine_pb2
 
 # Of one message. With the most log-probabilities that may be asked for it stays below half of the message limit.
 MAX_TOKENS_PER_MESSAGE = 32_768
+# Likewise, of prompts; what one step brings for one request is not taken apart.
+MAX_SCORED_TOKENS_PER_MESSAGE = 32_768
 # A timeline takes up to 96 KB, and all of them have to fit.
 MAX_ENDS_PER_MESSAGE = 128
 # A client that sends and never reads would else make us keep the ends of ever more requests.
@@ -42,7 +45,7 @@ class _Pile:
 
 class SessionOutbox:
     """Collects until a message is taken. Tokens of one choice that pile up are joined, so what waits is bounded
-    by the max_tokens of the session's requests, and by `room` for those that have ended.
+    by the max_tokens and prompts of the session's requests, and by `room` for those that have ended.
 
     A step's tokens arrive between two turns of the event loop: the first wakes the one that writes, which
     then finds all of them.
@@ -51,6 +54,7 @@ class SessionOutbox:
     def __init__(self) -> None:
         # Those that hold tokens, in the order in which they got their first. Streams append to this very list.
         self.ready: list[_Pile] = []
+        self._prompt_logprobs: deque[wire.StreamPromptLogprobs] = deque()
         self._finished: list[wire.StreamFinished] = []
         self._refused: list[wire.StreamRefused] = []
         self._arrived = asyncio.Event()
@@ -59,6 +63,10 @@ class SessionOutbox:
     def stream(self, stream_id: int, num_choices: int, on_end: Callable[[], object]) -> StreamOutbox:
         """The Reader of one request. `on_end` is called once its last choice has ended."""
         return StreamOutbox(self, stream_id, num_choices, on_end)
+
+    def score_prompt(self, stream_id: int, logprobs: PromptLogprobs) -> None:
+        self._prompt_logprobs.append(wire.StreamPromptLogprobs(stream_id, logprobs))
+        self._arrived.set()
 
     def finish(self, stream_id: int, event: ChoiceFinished) -> None:
         self._finished.append(wire.StreamFinished(stream_id, event))
@@ -85,8 +93,12 @@ class SessionOutbox:
 
     def next_message(self) -> engine_pb2.SessionResponse | None:
         """Takes what fits one message; None if nothing waits."""
-        if not (self.ready or self._finished or self._refused):
+        if not (self.ready or self._finished or self._refused or self._prompt_logprobs):
             return None
+        prompt_logprobs = self._take_prompt_logprobs()
+        if self._prompt_logprobs:
+            # No token may overtake them.
+            return wire.session_response_to_proto((), prompt_logprobs=prompt_logprobs)
         piles = self._take_piles()
         finished: list[wire.StreamFinished] = []
         refused: list[wire.StreamRefused] = []
@@ -95,12 +107,20 @@ class SessionOutbox:
             finished, self._finished = self._finished[:MAX_ENDS_PER_MESSAGE], self._finished[MAX_ENDS_PER_MESSAGE:]
             refused, self._refused = self._refused[:MAX_ENDS_PER_MESSAGE], self._refused[MAX_ENDS_PER_MESSAGE:]
             self._taken.set()
-        message = wire.session_response_to_proto(piles, finished, refused)
+        message = wire.session_response_to_proto(piles, finished, refused, prompt_logprobs)
         for pile in piles:
             # The message holds a copy; the next token makes the pile ready again.
             pile.token_ids.clear()
             pile.logprobs.clear()
         return message
+
+    def _take_prompt_logprobs(self) -> list[wire.StreamPromptLogprobs]:
+        taken: list[wire.StreamPromptLogprobs] = []
+        room = MAX_SCORED_TOKENS_PER_MESSAGE
+        while self._prompt_logprobs and (not taken or len(self._prompt_logprobs[0].logprobs.logprobs) <= room):
+            taken.append(self._prompt_logprobs.popleft())
+            room -= len(taken[-1].logprobs.logprobs)
+        return taken
 
     def _take_piles(self) -> list[_Pile]:
         taken = self.ready[:MAX_TOKENS_PER_MESSAGE]
@@ -130,6 +150,9 @@ class StreamOutbox:
         self._on_end = on_end
         # Made when a choice has its first token: the number of choices is not checked before the request is.
         self._piles: dict[int, _Pile] = {}
+
+    def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        self._outbox.score_prompt(self._stream_id, logprobs)
 
     def put_token(self, choice_index: int, first_index: int, token_id: int, logprobs: TokenLogprobs | None) -> None:
         try:

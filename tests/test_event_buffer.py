@@ -7,7 +7,14 @@ import pytest
 from pageloom import event_buffer
 from pageloom.errors import Unavailable
 from pageloom.event_buffer import EventBuffer
-from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokenLogprobs, TokensGenerated
+from pageloom.outputs import (
+    ChoiceFinished,
+    FinishReason,
+    GenerateEvent,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokensGenerated,
+)
 
 
 def scores(*token_ids: int) -> tuple[TokenLogprobs, ...]:
@@ -26,8 +33,15 @@ def put(buffer: EventBuffer, *events: GenerateEvent) -> None:
     for event in events:
         if isinstance(event, ChoiceFinished):
             buffer.put_finished(event)
+        elif isinstance(event, PromptLogprobs):
+            buffer.put_prompt_logprobs(event)
         else:
             buffer.put_tokens(event.choice_index, event.first_index, event.token_ids, event.logprobs)
+
+
+def scored(first: int, *logprobs: float) -> PromptLogprobs:
+    ranks = (1,) * len(logprobs)
+    return PromptLogprobs(first_index=first, logprobs=logprobs, ranks=ranks, top_token_ids=(), top_logprobs=())
 
 
 async def read_all(buffer: EventBuffer) -> list[GenerateEvent]:
@@ -94,3 +108,17 @@ async def test_a_failure_wakes_the_reader_and_means_nothing_after_the_end():
     put(ended, finished(0, 0))
     ended.fail(Unavailable("gone"))
     assert await read_all(ended) == [finished(0, 0)]
+
+
+async def test_those_of_the_prompt_come_first():
+    buffer = EventBuffer(1)
+    put(buffer, scored(1, -1.0, -2.0), tokens(0, 0, 5), scored(3, -3.0), finished(0, 1))
+    assert await read_all(buffer) == [scored(1, -1.0, -2.0), scored(3, -3.0), tokens(0, 0, 5), finished(0, 1)]
+
+
+async def test_those_of_the_prompt_alone_wake_the_reader():
+    buffer = EventBuffer(1)
+    reading = asyncio.create_task(buffer.take())
+    await asyncio.sleep(0)
+    put(buffer, scored(1, -1.0))
+    assert await reading == [scored(1, -1.0)]

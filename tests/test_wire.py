@@ -1,6 +1,7 @@
 """Every message survives the wire, both ways."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from pageloom.errors import (
     PageloomError,
     Unavailable,
 )
-from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
+from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, PromptLogprobs, TokenLogprobs, TokensGenerated
 from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import common_pb2, engine_pb2
@@ -52,8 +53,19 @@ sampling_params = st.builds(
     grammar=st.text(max_size=20),
     allowed_token_ids=IDS,
     bad_words=st.lists(IDS.filter(bool), max_size=3).map(tuple),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 logprobs = st.builds(TokenLogprobs, FLOATS, IDS, st.lists(FLOATS, max_size=4).map(tuple))
+prompt_logprobs = st.tuples(st.integers(1, 3), st.integers(0, 2)).flatmap(
+    lambda shape: st.builds(
+        PromptLogprobs,
+        first_index=SMALL,
+        logprobs=st.tuples(*[FLOATS] * shape[0]),
+        ranks=st.tuples(*[SMALL] * shape[0]),
+        top_token_ids=st.tuples(*[SMALL] * (shape[0] * shape[1])),
+        top_logprobs=st.tuples(*[FLOATS] * (shape[0] * shape[1])),
+    )
+)
 admissions = st.builds(
     Admission,
     slot=SMALL,
@@ -63,6 +75,7 @@ admissions = st.builds(
     block_ids=IDS,
     sampling=sampling_params,
     choice_index=SMALL,
+    first_scored_token=SMALL,
 )
 plan_columns = {
     field.name: IDS for field in fields(BatchPlan) if field.name not in ("epoch", "step", "snapshot", "admissions")
@@ -83,6 +96,7 @@ results = st.builds(
     token_ids=IDS,
     logprobs=st.dictionaries(SMALL, logprobs, max_size=3),
     failures=st.dictionaries(SMALL, st.text(max_size=5), max_size=3),
+    prompt_logprobs=st.dictionaries(SMALL, prompt_logprobs, max_size=2),
     duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
 )
 requests = st.builds(
@@ -137,8 +151,12 @@ endings = st.builds(
     error_message=st.text(max_size=5),
     timeline=st.none() | timelines,
 )
-events = endings | st.builds(
-    TokensGenerated, choice_index=SMALL, first_index=SMALL, token_ids=IDS, logprobs=st.lists(logprobs).map(tuple)
+events = (
+    endings
+    | prompt_logprobs
+    | st.builds(
+        TokensGenerated, choice_index=SMALL, first_index=SMALL, token_ids=IDS, logprobs=st.lists(logprobs).map(tuple)
+    )
 )
 STREAM = st.integers(0, 2**64 - 1)
 NOT_EMPTY = st.lists(SMALL, min_size=1, max_size=3).map(tuple)
@@ -177,7 +195,7 @@ def test_request(request: GenerateRequest):
 
 
 @given(events)
-def test_event(event: TokensGenerated | ChoiceFinished):
+def test_event(event: GenerateEvent):
     assert wire.event_from_proto(wire.event_to_proto(event)) == event
 
 
@@ -185,14 +203,18 @@ def test_event(event: TokensGenerated | ChoiceFinished):
     st.lists(plain_tokens | scored_tokens, max_size=4) | st.lists(first_choices, max_size=4),
     st.lists(st.builds(wire.StreamFinished, STREAM, endings), max_size=2),
     st.lists(st.tuples(STREAM, st.sampled_from(REFUSALS)), max_size=2),
+    st.lists(st.builds(wire.StreamPromptLogprobs, STREAM, prompt_logprobs), max_size=2),
 )
 def test_session_response(
     tokens: list[wire.StreamTokens],
     finished: list[wire.StreamFinished],
     refused: list[tuple[int, PageloomError]],
+    scored: list[wire.StreamPromptLogprobs],
 ):
     refusals = [wire.StreamRefused(stream_id, error) for stream_id, error in refused]
-    events = wire.session_response_from_proto(wire.session_response_to_proto(tokens, finished, refusals))
+    message = wire.session_response_to_proto(tokens, finished, refusals, scored)
+    events = wire.session_response_from_proto(message)
+    assert events.prompt_logprobs == scored
     assert events.tokens == tokens
     assert events.finished == finished
     assert [(stream_id, type(e), e.message, e.param) for stream_id, e in events.refused] == [
@@ -215,6 +237,21 @@ def test_session_response(
 def test_columns_that_do_not_fit_each_other(columns: dict[str, list[int]]):
     with pytest.raises(ValueError, match=r"argument|announced|do not fit"):
         wire.session_response_from_proto(engine_pb2.SessionResponse(**columns))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"first_index": 1},
+        {"first_index": 1, "logprobs": [-1.0], "ranks": []},
+        {"first_index": 1, "logprobs": [-1.0, -2.0], "ranks": [1, 2], "top_token_ids": [3], "top_logprobs": [-1.0]},
+        {"first_index": 1, "logprobs": [-1.0], "ranks": [1], "top_token_ids": [3], "top_logprobs": []},
+    ],
+)
+def test_scores_of_a_prompt_that_do_not_fit_each_other(columns: dict[str, Any]):
+    entry = engine_pb2.StreamPromptLogprobs(stream_id=1, logprobs=common_pb2.PromptLogprobs(**columns))
+    with pytest.raises(ValueError, match="do not fit"):
+        wire.session_response_from_proto(engine_pb2.SessionResponse(prompt_logprobs=[entry]))
 
 
 def test_a_step_of_many_requests_costs_few_bytes_each():

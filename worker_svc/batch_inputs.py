@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom_kernels import AttentionBatch
+from worker_svc.prompt_rows import PromptRows
 from worker_svc.slots import Runs, SlotTable
 
 
@@ -19,10 +20,14 @@ class BatchInputs:
 
     token_ids: Tensor  # [tokens] int64
     attention: AttentionBatch
-    draw_rows: Tensor  # [draws] int64: the last row of each sequence that draws, in the order of Runs.draw_slots
+    # [draws + scored] int64: the last row of each sequence that draws, in the order of Runs.draw_slots, and then the
+    # rows after which a prompt token is scored.
+    output_rows: Tensor
 
 
-def build_batch_inputs(table: SlotTable, runs: Runs, device: torch.device) -> BatchInputs:
+def build_batch_inputs(
+    table: SlotTable, runs: Runs, device: torch.device, prompt_rows: PromptRows | None = None
+) -> BatchInputs:
     """Gathers the rows of `runs` (at least one) from the table; all work is on whole arrays."""
     query_start = np.zeros(len(runs.slots) + 1, np.int64)
     np.cumsum(runs.lens, out=query_start[1:])
@@ -43,10 +48,13 @@ def build_batch_inputs(table: SlotTable, runs: Runs, device: torch.device) -> Ba
         positions=_to_device(positions, device),
         slot_mapping=_to_device(slot_mapping, device),
     )
+    output_rows = query_start[1:][runs.draws] - 1
+    if prompt_rows is not None:
+        output_rows = np.concatenate((output_rows, prompt_rows.rows))
     return BatchInputs(
         token_ids=_to_device(table.token_ids[row_slots, positions].astype(np.int64), device),
         attention=attention,
-        draw_rows=_to_device(query_start[1:][runs.draws] - 1, device),
+        output_rows=_to_device(output_rows, device),
     )
 
 

@@ -122,20 +122,27 @@ class Constraints:
         """What each of `slots` may draw, [rows, vocab / 32]: nothing, where a message says why."""
         bits = np.repeat(self._every_token[None], len(slots), axis=0)
         constraints = [self._at(slot) for slot in slots.tolist()]
-        matches = [(one.match, row) for row, one in enumerate(constraints) if one.match is not None]
-        if matches:
-            assert self._grammars is not None
-            self._grammars.fill(matches, bits)
-        failures: dict[int, str] = {}
+        failures = self._follow_grammars(constraints, slots, bits)
         for row, (slot, constraint) in enumerate(zip(slots.tolist(), constraints, strict=True)):
-            problem = "" if constraint.match is None else constraint.match.problem
-            if not problem:
+            if slot not in failures:
                 self._narrow(bits[row], slot, constraint, int(num_output_tokens[row]))
-                problem = "" if bits[row].any() else _NOTHING_LEFT
-            if problem:
-                bits[row] = 0
-                failures[slot] = problem
+                if not bits[row].any():
+                    failures[slot] = _NOTHING_LEFT
         return bits, failures
+
+    def _follow_grammars(self, constraints: list[Constraint], slots: NDArray[np.int64], bits: Bits) -> dict[int, str]:
+        """Overwrites the rows of `bits` [rows, vocab / 32] that have a grammar. Returns the slots that cannot go on."""
+        matches = [(one.match, row) for row, one in enumerate(constraints) if one.match is not None]
+        if not matches:
+            return {}
+        assert self._grammars is not None
+        self._grammars.fill(matches, bits)
+        failures: dict[int, str] = {}
+        for match, row in matches:
+            if problem := self._grammars.problem(match):
+                bits[row] = 0
+                failures[int(slots[row])] = problem
+        return failures
 
     def _narrow(self, bits: Bits, slot: int, constraint: Constraint, num_output_tokens: int) -> None:
         if constraint.fixed is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig, InvalidRequest
@@ -21,9 +24,11 @@ from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
 from worker_svc.models.model import Model
+from worker_svc.prompt_rows import PromptScoring
+from worker_svc.prompt_scores import NO_SCORES, PromptScores, score_prompts
 from worker_svc.quantization import kept_types
 from worker_svc.rehearsal import measure_free_gpu_bytes, rehearse
-from worker_svc.sampler import NO_DRAWS, Draws, Sampler, most_likely_draws
+from worker_svc.sampler import NO_DRAWS, NOT_FINITE, Draws, Sampler, most_likely_draws
 from worker_svc.slots import Runs, SlotTable
 
 log = structlog.get_logger()
@@ -104,6 +109,7 @@ class ModelRunner:
             num_blocks=cache.info.num_blocks,
             vocab_size=info.vocab_size,
         )
+        self._prompt_scoring = PromptScoring(config.max_num_seqs)
         self._sampler = Sampler(
             max_num_seqs=config.max_num_seqs,
             vocab_size=info.vocab_size,
@@ -129,7 +135,7 @@ class ModelRunner:
         self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
-        draws = self._run(runs)
+        draws, scores = self._run(runs)
         self._slots.advance(runs, draws.slots, draws.token_ids)
         return StepResult(
             epoch=plan.epoch,
@@ -137,7 +143,8 @@ class ModelRunner:
             slots=tuple(draws.slots.tolist()),
             token_ids=tuple(draws.token_ids.tolist()),
             logprobs=draws.logprobs,
-            failures=failures | draws.failures,
+            failures=failures | draws.failures | dict.fromkeys(scores.failed_slots, NOT_FINITE),
+            prompt_logprobs=scores.logprobs,
             duration_s=time.perf_counter() - started_s,
         )
 
@@ -145,17 +152,27 @@ class ModelRunner:
         admissions = self._slots.apply(plan)
         self._sampler.release(plan.released_slots)
         for admission in admissions:
+            self._prompt_scoring.bind(admission)
             try:
                 self._sampler.bind(admission)
             except InvalidRequest as error:
                 self._slots.reject(admission.slot, error.message)
 
-    def _run(self, runs: Runs) -> Draws:
+    def _run(self, runs: Runs) -> tuple[Draws, PromptScores]:
         if len(runs.slots) == 0:
-            return NO_DRAWS
-        inputs = build_batch_inputs(self._slots, runs, self._device)
-        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.draw_rows)
+            return NO_DRAWS, NO_SCORES
+        prompt_rows = self._prompt_scoring.rows(runs, self._slots)
+        inputs = build_batch_inputs(self._slots, runs, self._device, prompt_rows)
+        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows)
         slots = runs.draw_slots
+        if prompt_rows is None:
+            return self._draw(hidden, slots), NO_SCORES
+        scores = score_prompts(self._model.logits, hidden[len(slots) :], prompt_rows, self.model_info.vocab_size)
+        draws = self._draw(hidden[: len(slots)], slots)
+        return draws.without(scores.failed_slots), scores
+
+    def _draw(self, hidden: Tensor, slots: NDArray[np.int64]) -> Draws:
+        """`hidden` [slots, hidden]."""
         if len(slots) == 0:
             return NO_DRAWS
         positions = self._slots.num_tokens[slots]

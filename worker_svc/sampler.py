@@ -19,7 +19,7 @@ from worker_svc.penalties import PenaltyState
 from worker_svc.sampling_table import NO_LOGPROBS, SamplingTable
 
 _FAILED = -1
-_NOT_FINITE = "the model's logits are not finite numbers"
+NOT_FINITE = "the model's logits are not finite numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,18 @@ class Draws:
     token_ids: NDArray[np.int64]  # [drawn], parallel to slots
     failures: dict[int, str]  # by slot
     logprobs: dict[int, TokenLogprobs]  # by slot, for those that asked
+
+    def without(self, slots: tuple[int, ...]) -> Draws:
+        """Those of the other slots. The draws of `slots`, which failed otherwise, are nobody's."""
+        if not slots:
+            return self
+        kept = ~np.isin(self.slots, slots)
+        return Draws(
+            slots=self.slots[kept],
+            token_ids=self.token_ids[kept],
+            failures={slot: reason for slot, reason in self.failures.items() if slot not in slots},
+            logprobs={slot: logprobs for slot, logprobs in self.logprobs.items() if slot not in slots},
+        )
 
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -48,7 +60,7 @@ def _draws(
     known_failures: dict[int, str],
 ) -> Draws:
     drawn = token_ids != _FAILED
-    failures = dict.fromkeys(slots[~drawn].tolist(), _NOT_FINITE) | known_failures
+    failures = dict.fromkeys(slots[~drawn].tolist(), NOT_FINITE) | known_failures
     return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failures=failures, logprobs=logprobs)
 
 

@@ -7,6 +7,7 @@ torch nor a file.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
 
@@ -14,10 +15,11 @@ import numpy as np
 
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
-from pageloom.outputs import TokenLogprobs
+from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
 from pageloom.roofline import StepShape, StepTimer, parse_profile, simulated_cache
 from pageloom.simulated_tokens import NUM_RESERVED_TOKENS, SIMULATED_EOS_TOKEN_ID, choice_key, draw_tokens
+from worker_svc.prompt_rows import PromptRows, PromptScoring
 from worker_svc.slots import Runs, SlotTable
 
 
@@ -68,6 +70,7 @@ class SimulatedRunner:
         self._keys = np.zeros(max_num_seqs, np.uint64)
         # As many as each slot's request asked for; None: it asked for none at all.
         self._num_logprobs: list[int | None] = [None] * max_num_seqs
+        self._prompt_scoring = PromptScoring(max_num_seqs)
         self._slots = SlotTable(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -85,11 +88,14 @@ class SimulatedRunner:
             assert admission.sampling.seed is not None
             self._keys[admission.slot] = choice_key(admission.sampling.seed, admission.choice_index)
             self._num_logprobs[admission.slot] = admission.sampling.logprobs
+            self._prompt_scoring.bind(admission)
         runs, failures = self._slots.select_runs(plan)
+        prompt_rows = self._prompt_scoring.rows(runs, self._slots)
+        num_scored_rows = 0 if prompt_rows is None else len(prompt_rows.rows)
         drawn = runs.draw_slots
         token_ids = draw_tokens(self._keys[drawn], self._slots.num_tokens[drawn], self.model_info.vocab_size)
         self._slots.advance(runs, drawn, token_ids)
-        self._wait_until(started_s, self._timer.step_time_s(_shape(runs)))
+        self._wait_until(started_s, self._timer.step_time_s(_shape(runs, num_scored_rows)))
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
@@ -97,6 +103,7 @@ class SimulatedRunner:
             token_ids=tuple(token_ids.tolist()),
             logprobs=self._logprobs(drawn.tolist(), token_ids.tolist()),
             failures=failures,
+            prompt_logprobs={} if prompt_rows is None else self._prompt_logprobs(prompt_rows),
             duration_s=time.perf_counter() - started_s,
         )
 
@@ -106,8 +113,21 @@ class SimulatedRunner:
         reports: dict[int, TokenLogprobs] = {}
         for slot, token_id in zip(slots, token_ids, strict=True):
             if (count := self._num_logprobs[slot]) is not None:
-                top_token_ids = (token_id, *range(NUM_RESERVED_TOKENS))[:count]
-                reports[slot] = TokenLogprobs(logprob, top_token_ids, (logprob,) * count)
+                reports[slot] = TokenLogprobs(logprob, _top_token_ids(token_id, count), (logprob,) * count)
+        return reports
+
+    def _prompt_logprobs(self, rows: PromptRows) -> dict[int, PromptLogprobs]:
+        logprob = -math.log(self.model_info.vocab_size)
+        reports: dict[int, PromptLogprobs] = {}
+        for slot, first_index, num_top, part in rows.parts():
+            token_ids = rows.token_ids[part].tolist()
+            reports[slot] = PromptLogprobs(
+                first_index=first_index,
+                logprobs=(logprob,) * len(token_ids),
+                ranks=(1,) * len(token_ids),
+                top_token_ids=tuple(top_id for token_id in token_ids for top_id in _top_token_ids(token_id, num_top)),
+                top_logprobs=(logprob,) * (num_top * len(token_ids)),
+            )
         return reports
 
     def _wait_until(self, started_s: float, duration_s: float) -> None:
@@ -119,13 +139,20 @@ class SimulatedRunner:
         self._overdue_s = min(max(0.0, time.perf_counter() - wake_s), duration_s)
 
 
-def _shape(runs: Runs) -> StepShape:
+def _top_token_ids(token_id: int, count: int) -> tuple[int, ...]:
+    """All are equally likely, so the token itself may be the first."""
+    others = (other for other in range(NUM_RESERVED_TOKENS) if other != token_id)
+    return (token_id, *itertools.islice(others, count))[:count]
+
+
+def _shape(runs: Runs, num_scored_rows: int) -> StepShape:
     ends = runs.starts + runs.lens
     num_decodes = int(np.searchsorted(runs.lens, 1, side="right"))
     lens, starts = runs.lens[num_decodes:], runs.starts[num_decodes:]
     return StepShape(
         num_tokens=int(runs.lens.sum()),
-        num_draws=int(np.count_nonzero(runs.draws)),
+        # A row that is scored goes through the head like one that draws.
+        num_draws=int(np.count_nonzero(runs.draws)) + num_scored_rows,
         decode_kv_tokens=int(ends[:num_decodes].sum()),
         prefill_kv_tokens=int(ends[num_decodes:].sum()),
         prefill_pairs=int((lens * starts + lens * (lens + 1) // 2).sum()),

@@ -14,6 +14,7 @@ from gateway.json_body import JsonRoute
 from gateway.logprobs import chat_logprobs
 from gateway.message_deltas import assistant_message
 from gateway.middleware import record_of
+from gateway.prompt_logprobs import prompt_logprobs_json
 from gateway.routes.documentation import ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
 from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
@@ -69,4 +70,8 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
         usage=usage_of(job, generation),
         prompt_token_ids=list(job.prompts[0].token_ids) if job.return_token_ids else None,
     )
-    return Response(orjson.dumps(answer.model_dump()), media_type="application/json")
+    shown = answer.model_dump()
+    if job.num_prompt_logprobs is not None:
+        scores = generation.prompt_scores
+        (shown["prompt_logprobs"],) = await gateway.in_thread(prompt_logprobs_json, job, scores, tokenizer)
+    return Response(orjson.dumps(shown), media_type="application/json")

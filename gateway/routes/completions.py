@@ -9,10 +9,12 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from gateway.generation import Generation
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.logprobs import completion_logprobs
 from gateway.middleware import record_of
+from gateway.prompt_logprobs import prompt_logprobs_json
 from gateway.routes.documentation import ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
 from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
@@ -20,7 +22,7 @@ from gateway.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.stream import EventStreamResponse
 from gateway.terms import read_terms
 from gateway.translate import translate_completion
-from gateway.whole_answer import collect
+from gateway.whole_answer import ChoiceAnswer, collect
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -46,6 +48,22 @@ def _stream(gateway: Gateway, job: Job, answer_id: str, body: CompletionRequest)
 async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionRequest, request: Request) -> Response:
     async with generating(gateway, request.scope, request.receive, answer_id, job) as generation:
         answers = await collect(generation, job)
+    if job.scores_prompts:
+        # A prompt has many tokens at once.
+        shown = await gateway.in_thread(_shown, gateway, job, generation, answers, answer_id, body)
+    else:
+        shown = _shown(gateway, job, generation, answers, answer_id, body)
+    return Response(shown, media_type="application/json")
+
+
+def _shown(
+    gateway: Gateway,
+    job: Job,
+    generation: Generation,
+    answers: list[ChoiceAnswer],
+    answer_id: str,
+    body: CompletionRequest,
+) -> bytes:
     tokenizer = gateway.model.tokenizer
     answer = CompletionResponse(
         id=answer_id,
@@ -56,7 +74,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionReq
                 index=index,
                 text=job.prompt_of(index).echo + answer.text,
                 logprobs=(
-                    completion_logprobs(answer.scored, tokenizer, as_ids=job.tokens_as_ids)
+                    completion_logprobs(answer.scored, tokenizer, answer.echoed, as_ids=job.tokens_as_ids)
                     if job.with_logprobs
                     else None
                 ),
@@ -70,4 +88,9 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionReq
         ],
         usage=usage_of(job, generation),
     )
-    return Response(orjson.dumps(answer.model_dump()), media_type="application/json")
+    shown = answer.model_dump()
+    if job.num_prompt_logprobs is not None:
+        of_prompts = prompt_logprobs_json(job, generation.prompt_scores, tokenizer)
+        for index, choice in enumerate(shown["choices"]):
+            choice["prompt_logprobs"] = of_prompts[index // job.n]
+    return orjson.dumps(shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.anthropic.errors import AnthropicErrorResponse
 from gateway.schemas import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
@@ -39,3 +40,4 @@ ERRORS_WITHOUT_BODY = COMMON_ERRORS | errors(404)
 ERRORS_OF_TEXT = ERRORS_WITHOUT_BODY | errors(400, 413, 415)
 # Of routes that ask the engine.
 ERRORS = ERRORS_OF_TEXT | errors(409, 503, 504)
+ANTHROPIC_ERRORS: Responses = {status: answer | {"model": AnthropicErrorResponse} for status, answer in ERRORS.items()}

@@ -19,6 +19,7 @@ from pageloom.wire.engine import (
 from pageloom.wire.session import (
     SessionEvents,
     StreamFinished,
+    StreamPromptLogprobs,
     StreamRefused,
     StreamTokens,
     TokensOfStream,
@@ -41,6 +42,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SessionEvents",
     "StreamFinished",
+    "StreamPromptLogprobs",
     "StreamRefused",
     "StreamTokens",
     "TokensOfStream",

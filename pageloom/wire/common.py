@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pageloom.outputs import TokenLogprobs
+from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import CacheInfo, ModelInfo
 from pageloom.rpc.v1 import common_pb2
 from pageloom.sampling_params import SamplingParams
@@ -27,6 +27,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         grammar=sampling.grammar,
         allowed_token_ids=sampling.allowed_token_ids,
         bad_words=[common_pb2.TokenSequence(token_ids=token_ids) for token_ids in sampling.bad_words],
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
@@ -50,6 +51,7 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         grammar=message.grammar,
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(sequence.token_ids) for sequence in message.bad_words),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -61,6 +63,31 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
 
 def logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.logprob, tuple(message.top_token_ids), tuple(message.top_logprobs))
+
+
+def prompt_logprobs_to_proto(scores: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    return common_pb2.PromptLogprobs(
+        first_index=scores.first_index,
+        logprobs=scores.logprobs,
+        ranks=scores.ranks,
+        top_token_ids=scores.top_token_ids,
+        top_logprobs=scores.top_logprobs,
+    )
+
+
+def prompt_logprobs_from_proto(message: common_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Raises ValueError if there are none, or the columns do not fit each other."""
+    num_tokens, num_tops = len(message.logprobs), len(message.top_token_ids)
+    fits = len(message.ranks) == num_tokens and len(message.top_logprobs) == num_tops
+    if not num_tokens or num_tops % num_tokens or not fits:
+        raise ValueError("the columns of the prompt's log-probabilities do not fit each other")
+    return PromptLogprobs(
+        first_index=message.first_index,
+        logprobs=tuple(message.logprobs),
+        ranks=tuple(message.ranks),
+        top_token_ids=tuple(message.top_token_ids),
+        top_logprobs=tuple(message.top_logprobs),
+    )
 
 
 def model_to_proto(model: ModelInfo) -> common_pb2.ModelInfo:

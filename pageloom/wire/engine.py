@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokensGenerated
+from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, PromptLogprobs, TokensGenerated
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import common_pb2, engine_pb2
 from pageloom.timeline import Run, Timeline, Wait, WaitReason
@@ -13,6 +13,8 @@ from pageloom.wire.common import (
     logprobs_to_proto,
     model_from_proto,
     model_to_proto,
+    prompt_logprobs_from_proto,
+    prompt_logprobs_to_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
@@ -79,6 +81,8 @@ def event_to_proto(event: GenerateEvent) -> engine_pb2.GenerateEvent:
             logprobs=[logprobs_to_proto(logprobs) for logprobs in event.logprobs],
         )
         return engine_pb2.GenerateEvent(choice_index=event.choice_index, tokens=tokens)
+    if isinstance(event, PromptLogprobs):
+        return engine_pb2.GenerateEvent(prompt_logprobs=prompt_logprobs_to_proto(event))
     return engine_pb2.GenerateEvent(choice_index=event.choice_index, finished=finished_to_proto(event))
 
 
@@ -91,6 +95,8 @@ def event_from_proto(message: engine_pb2.GenerateEvent) -> GenerateEvent:
             token_ids=tuple(tokens.token_ids),
             logprobs=tuple(logprobs_from_proto(logprobs) for logprobs in tokens.logprobs),
         )
+    if message.HasField("prompt_logprobs"):
+        return prompt_logprobs_from_proto(message.prompt_logprobs)
     return finished_from_proto(message.choice_index, message.finished)
 
 

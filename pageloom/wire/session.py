@@ -7,11 +7,16 @@ from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from pageloom.errors import PageloomError
-from pageloom.outputs import ChoiceFinished, TokenLogprobs
+from pageloom.outputs import ChoiceFinished, PromptLogprobs, TokenLogprobs
 from pageloom.requests import GenerateRequest
 from pageloom.rpc.v1 import engine_pb2
 from pageloom.rpc_errors import error_from_number, to_grpc_status
-from pageloom.wire.common import logprobs_from_proto, logprobs_to_proto
+from pageloom.wire.common import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    prompt_logprobs_from_proto,
+    prompt_logprobs_to_proto,
+)
 from pageloom.wire.engine import finished_from_proto, finished_to_proto, generate_request_to_proto
 
 
@@ -40,6 +45,13 @@ class StreamTokens(NamedTuple):
     logprobs: Sequence[TokenLogprobs]
 
 
+class StreamPromptLogprobs(NamedTuple):
+    """The next log-probabilities of one request's prompt."""
+
+    stream_id: int
+    logprobs: PromptLogprobs
+
+
 class StreamFinished(NamedTuple):
     """The end of one choice of one request."""
 
@@ -55,8 +67,9 @@ class StreamRefused(NamedTuple):
 
 
 class SessionEvents(NamedTuple):
-    """One response. Tokens come before the end of their choice."""
+    """One response. Log-probabilities of a prompt come before tokens, and tokens before the end of their choice."""
 
+    prompt_logprobs: list[StreamPromptLogprobs]
     tokens: list[StreamTokens]
     finished: list[StreamFinished]
     refused: list[StreamRefused]
@@ -73,7 +86,10 @@ def cancel_stream_to_proto(stream_id: int, choice_indexes: Sequence[int] = ()) -
 
 
 def session_response_to_proto(
-    tokens: Sequence[TokensOfStream], finished: Sequence[StreamFinished] = (), refused: Sequence[StreamRefused] = ()
+    tokens: Sequence[TokensOfStream],
+    finished: Sequence[StreamFinished] = (),
+    refused: Sequence[StreamRefused] = (),
+    prompt_logprobs: Sequence[StreamPromptLogprobs] = (),
 ) -> engine_pb2.SessionResponse:
     choice_indexes = [entry.choice_index for entry in tokens]
     token_ids = [token_id for entry in tokens for token_id in entry.token_ids]
@@ -102,12 +118,20 @@ def session_response_to_proto(
             )
             for stream_id, error in refused
         ],
+        prompt_logprobs=[
+            engine_pb2.StreamPromptLogprobs(stream_id=stream_id, logprobs=prompt_logprobs_to_proto(logprobs))
+            for stream_id, logprobs in prompt_logprobs
+        ],
     )
 
 
 def session_response_from_proto(message: engine_pb2.SessionResponse) -> SessionEvents:
     """Raises ValueError if the columns do not fit each other."""
     return SessionEvents(
+        prompt_logprobs=[
+            StreamPromptLogprobs(entry.stream_id, prompt_logprobs_from_proto(entry.logprobs))
+            for entry in message.prompt_logprobs
+        ],
         tokens=_tokens(message),
         finished=[
             StreamFinished(end.stream_id, finished_from_proto(end.choice_index, end.finished))

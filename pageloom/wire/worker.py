@@ -11,12 +11,14 @@ from pageloom.wire.common import (
     logprobs_to_proto,
     model_from_proto,
     model_to_proto,
+    prompt_logprobs_from_proto,
+    prompt_logprobs_to_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
 
 # Raised whenever the meaning of the plan stream changes; both ends must have the same.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
@@ -53,6 +55,7 @@ def admission_to_proto(admission: Admission) -> worker_pb2.Admission:
         block_ids=admission.block_ids,
         sampling=sampling_to_proto(admission.sampling),
         choice_index=admission.choice_index,
+        first_scored_token=admission.first_scored_token,
     )
 
 
@@ -65,6 +68,7 @@ def admission_from_proto(message: worker_pb2.Admission) -> Admission:
         block_ids=tuple(message.block_ids),
         sampling=sampling_from_proto(message.sampling),
         choice_index=message.choice_index,
+        first_scored_token=message.first_scored_token,
     )
 
 
@@ -115,11 +119,14 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         failed_slots=list(result.failures),
         failure_messages=list(result.failures.values()),
         duration_us=round(result.duration_s * 1e6),
+        scored_slots=list(result.prompt_logprobs),
+        prompt_logprobs=[prompt_logprobs_to_proto(scores) for scores in result.prompt_logprobs.values()],
     )
 
 
 def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
     logprobs = map(logprobs_from_proto, message.logprobs)
+    prompt_logprobs = map(prompt_logprobs_from_proto, message.prompt_logprobs)
     return StepResult(
         epoch=message.epoch,
         step=message.step,
@@ -127,5 +134,6 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         token_ids=tuple(message.token_ids),
         logprobs=dict(zip(message.logprob_slots, logprobs, strict=True)),
         failures=dict(zip(message.failed_slots, message.failure_messages, strict=True)),
+        prompt_logprobs=dict(zip(message.scored_slots, prompt_logprobs, strict=True)),
         duration_s=message.duration_us / 1e6,
     )

@@ -1,6 +1,15 @@
 """The scheduler's pure core: decisions without I/O. The driver is its only caller."""
 
-from scheduler_svc.core.emission import ChoiceFacts, Committed, Ending, NewTokens, Stats, StepFacts, WorkerStats
+from scheduler_svc.core.emission import (
+    ChoiceFacts,
+    Committed,
+    Ending,
+    NewTokens,
+    ScoredPrompt,
+    Stats,
+    StepFacts,
+    WorkerStats,
+)
 from scheduler_svc.core.limits import Limits
 from scheduler_svc.core.scheduler import Scheduler
 
@@ -11,6 +20,7 @@ __all__ = [
     "Limits",
     "NewTokens",
     "Scheduler",
+    "ScoredPrompt",
     "Stats",
     "StepFacts",
     "WorkerStats",

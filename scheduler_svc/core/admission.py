@@ -146,7 +146,7 @@ class Admission:
 
     def _fork(self, sequence: Sequence) -> Fork | None:
         """The prompt of a sibling that runs here, as far as it is computed and of use."""
-        num_tokens = min(sequence.num_prompt_tokens, len(sequence.token_ids) - 1)
+        num_tokens = min(sequence.num_prompt_tokens, sequence.num_reusable_tokens)
         for binding in self._running_siblings(sequence):
             is_computed = self.group.columns.num_computed[binding.slot] >= num_tokens
             # The block of one that is a fork of this very plan is a copy yet to be made.
@@ -158,6 +158,9 @@ class Admission:
         """Whether another choice of its request is computing the prompt and will be there to be forked from."""
         if any(sibling.finished for sibling in sequence.siblings):
             # They end early, so waiting for one after the other would take long.
+            return False
+        if sequence.is_scoring:
+            # It computes the prompt itself.
             return False
         columns = self.group.columns
         return any(

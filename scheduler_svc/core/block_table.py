@@ -73,13 +73,12 @@ class BlockTables:
         """The cached blocks that a sequence would start with."""
         if not self.enable_prefix_caching:
             return []
-        # At least one token must run to draw the next, so a hit never covers all of them.
-        max_num_hits = (len(sequence.token_ids) - 1) // self.block_size
+        max_num_hits = sequence.num_reusable_tokens // self.block_size
         return self.prefix_cache.match(self._chain(sequence, namespace), sequence.token_ids, max_num_hits)
 
     def is_promised(self, sequence: Sequence, namespace: CacheNamespace, num_hits: int) -> bool:
         """Whether the block after its cached ones is being computed for another sequence."""
-        if not self.enable_prefix_caching or (num_hits + 1) * self.block_size >= len(sequence.token_ids):
+        if not self.enable_prefix_caching or (num_hits + 1) * self.block_size > sequence.num_reusable_tokens:
             return False
         chain = self._chain(sequence, namespace)
         chain.extend(sequence.token_ids, num_hits + 1)

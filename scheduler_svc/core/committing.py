@@ -10,7 +10,7 @@ import numpy as np
 from pageloom.errors import EngineError
 from pageloom.outputs import FinishReason, TokenLogprobs
 from pageloom.plan import StepResult
-from scheduler_svc.core.emission import NO_TOKENS, NewTokens
+from scheduler_svc.core.emission import NO_TOKENS, NewTokens, ScoredPrompt
 from scheduler_svc.core.sequence import Binding
 from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.step import Step
@@ -54,6 +54,8 @@ def check_result(group: WorkerGroup, step: Step, drawn: Drawn, result: StepResul
     asked = slots[group.columns.wants_logprobs[slots] & group.columns.open[slots]]
     if len(asked) and not result.logprobs.keys() >= set(asked.tolist()):
         raise EngineError(f"step {result.step} brought no log-probabilities for some of {asked.tolist()}")
+    if step.scored_tokens:
+        _check_scores(group, step, result)
 
 
 def _check_slots(group: WorkerGroup, result: StepResult, due_slots: Ints) -> None:
@@ -67,6 +69,30 @@ def _check_slots(group: WorkerGroup, result: StepResult, due_slots: Ints) -> Non
             f"step {result.step} brought {len(result.token_ids)} tokens for slots {sorted(result.slots)}; "
             f"one was due for each of {sorted(needed)}"
         )
+
+
+def _check_scores(group: WorkerGroup, step: Step, result: StepResult) -> None:
+    for slot, due in _due_scores(group, step, result).items():
+        scores = result.prompt_logprobs.get(slot)
+        binding = group.by_slot[slot]
+        assert binding is not None
+        num_top = min(binding.sequence.request.sampling.prompt_logprobs or 0, len(group.is_eos))
+        if scores is None or scores.first_index != due.start or len(scores.logprobs) != len(due):
+            raise EngineError(
+                f"step {result.step} brought other log-probabilities than those of prompt tokens {due.start} to "
+                f"{due.stop - 1} of slot {slot}"
+            )
+        if len(scores.top_token_ids) != num_top * len(due):
+            raise EngineError(f"step {result.step} brought other than {num_top} likeliest tokens each for slot {slot}")
+
+
+def _due_scores(group: WorkerGroup, step: Step, result: StepResult) -> dict[int, range]:
+    """By slot, the prompt tokens whose log-probabilities somebody waits for."""
+    return {
+        slot: due
+        for slot, due in step.scored_tokens.items()
+        if slot not in result.failures and group.columns.open[slot]
+    }
 
 
 class StepCommit:
@@ -96,6 +122,17 @@ class StepCommit:
                 columns.num_computed[slot] += num_tokens
                 columns.num_steps[slot] += 1
                 self._publish(slot)
+
+    def take_prompt_logprobs(self) -> tuple[ScoredPrompt, ...]:
+        """Hands on what was scored."""
+        if not self._step.scored_tokens:
+            return ()
+        scored: list[ScoredPrompt] = []
+        for slot, due in _due_scores(self._group, self._step, self._result).items():
+            sequence = self._bound_at(slot).sequence
+            sequence.num_scored_tokens = due.stop
+            scored.append(ScoredPrompt(sequence.key, self._result.prompt_logprobs[slot]))
+        return tuple(scored)
 
     def take_tokens(self, now: float) -> NewTokens:
         """Appends what was drawn."""

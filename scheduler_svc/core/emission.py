@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
+from pageloom.outputs import ChoiceFinished, FinishReason, PromptLogprobs, TokenLogprobs
 from pageloom.plan import CacheInfo
 
 
@@ -24,6 +24,13 @@ class NewTokens(NamedTuple):
     first_indexes: NDArray[np.int64]
     token_ids: NDArray[np.int64]
     logprobs: dict[int, TokenLogprobs]
+
+
+class ScoredPrompt(NamedTuple):
+    """The next log-probabilities of a prompt, for the choice of this key, which is the first of its request."""
+
+    key: int
+    logprobs: PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +65,13 @@ class StepFacts:
 
 
 class Committed(NamedTuple):
-    """What a step brought. Tokens come before endings; `facts` is None if the result was ignored."""
+    """What a step brought. Those of prompts come first, then tokens, then endings; `facts` is None if the result
+    was ignored."""
 
     tokens: NewTokens
     endings: list[Ending]
     facts: StepFacts | None
+    prompt_logprobs: tuple[ScoredPrompt, ...] = ()
 
 
 _NOTHING = np.zeros(0, np.int64)

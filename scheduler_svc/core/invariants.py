@@ -52,6 +52,7 @@ def _check_places(scheduler: Scheduler) -> None:
         assert group.num_homed_tokens == sum(sequence.num_homed_tokens for sequence in homed)
         assert not (group.draining and homed), f"worker {worker_id}: drains, and is somebody's home"
     assert all(sequence.binding is None for sequence in waiting), "a waiting choice is bound"
+    assert all(1 <= sequence.num_scored_tokens <= sequence.num_prompt_tokens for sequence in waiting), "scores"
     assert len(scheduler.waiting) == len(waiting), "the queue miscounts itself"
     for tenant in {sequence.tenant for sequence in waiting}:
         assert _is_sorted([sequence.order for sequence in waiting if sequence.tenant is tenant]), "out of order"
@@ -119,6 +120,8 @@ def _check_progress(group: WorkerGroup, binding: Binding, where: str) -> None:
     assert computed < known <= drawn, f"{where}: {computed}, {known}, {drawn}"
     assert known - len(sequence.token_ids) <= columns.tail_width, f"{where}: the tail has run over"
     assert num_blocks <= -(-drawn // block_size), f"{where}: holds blocks without need"
+    computed_scores = min(int(computed) + 1, sequence.num_prompt_tokens)
+    assert sequence.num_scored_tokens == max(binding.num_scored_at_start, computed_scores), f"{where}: a gap in scores"
     assert drawn - known <= len(group.in_flight), f"{where}: expects tokens that nobody draws"
     assert not columns.continues[slot] or planned == drawn - 1, f"{where}: continues but is behind"
     if sequence.request.wait_for_tokens:

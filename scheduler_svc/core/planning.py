@@ -34,6 +34,7 @@ class StepDraft:
         self._short_slots: list[int] = []
         self._chunks: list[tuple[int, int]] = []
         self._drawing_slots: list[int] = []
+        self._scored_tokens: dict[int, range] = {}
         self._grown: list[tuple[int, int]] = []
         self._copies: list[tuple[int, int]] = []
         self.admitted: list[Binding] = []
@@ -103,6 +104,7 @@ class StepDraft:
             chunk_slots=chunk_slots,
             chunk_lens=np.array([num_tokens for _, num_tokens in self._chunks], np.int64),
             drawing_slots=drawing_slots,
+            scored_tokens=self._scored_tokens,
             facts=StepFacts(
                 num_seqs=num_decodes + num_chunks,
                 num_tokens=self._group.max_num_batched_tokens - self.budget,
@@ -152,6 +154,8 @@ class StepDraft:
         num_tokens = policy.chunk_len(num_remaining_tokens, self.budget)
         self.budget -= num_tokens
         self._chunks.append((slot, num_tokens))
+        if binding.num_scored_at_start < binding.sequence.num_prompt_tokens:
+            self._score(binding, int(columns.num_planned[slot]), num_tokens)
         columns.num_planned[slot] += num_tokens
         columns.last_step[slot] = self._step
         if num_tokens == num_remaining_tokens:
@@ -159,6 +163,13 @@ class StepDraft:
             columns.continues[slot] = True
             self._group.catching_up.remove(binding)
             self._drawing_slots.append(slot)
+
+    def _score(self, binding: Binding, start: int, num_tokens: int) -> None:
+        """Notes the prompt tokens after those of a chunk, as far as they are to be scored."""
+        first = max(start + 1, binding.num_scored_at_start)
+        end = min(start + 1 + num_tokens, binding.sequence.num_prompt_tokens)
+        if first < end:
+            self._scored_tokens[binding.slot] = range(first, end)
 
     def _plan(self) -> BatchPlan:
         group = self._group
@@ -193,4 +204,5 @@ def _admission(binding: Binding, group: WorkerGroup) -> Admission:
         block_ids=tuple(binding.block_ids),
         sampling=sequence.request.sampling,
         choice_index=sequence.choice_index,
+        first_scored_token=sequence.num_scored_tokens if sequence.is_scoring else 0,
     )

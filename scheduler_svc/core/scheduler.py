@@ -28,7 +28,7 @@ from scheduler_svc.core.prefix_cache import token_array
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.sequence import Binding, Sequence
 from scheduler_svc.core.slot_columns import Ints
-from scheduler_svc.core.validation import check_hello, stop_token_ids, validated
+from scheduler_svc.core.validation import check_hello, num_scored_at_first, stop_token_ids, validated
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.worker_group import WorkerGroup
 
@@ -215,12 +215,13 @@ class Scheduler:
         commit = StepCommit(group, step, drawn, result, finish)
         commit.advance()
         commit.fail()
+        prompt_logprobs = commit.take_prompt_logprobs()
         tokens = commit.take_tokens(now)
         self._charge_outputs(commit.tenants)
         commit.end_finished()
         for sequence in group.finish_step():
             self._homes.enter(sequence, now)
-        return Committed(tokens, endings, step.facts)
+        return Committed(tokens, endings, step.facts, prompt_logprobs)
 
     def last_step_facts(self, worker_id: str) -> StepFacts | None:
         """The size of the newest step in flight; None if there is none."""
@@ -285,6 +286,7 @@ class Scheduler:
                 stop_token_ids=stop_token_ids(sampling, model),
                 max_tokens=sampling.max_tokens,
                 wants_logprobs=sampling.logprobs is not None,
+                num_scored_tokens=num_scored_at_first(request, index),
                 token_ids=token_array(request.prompt_token_ids + resumed.get(index, ())),
                 arrived_at=now,
                 history=History(now),
@@ -310,7 +312,7 @@ class Scheduler:
         sequence.admitted_at = now
         sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
         counters.num_prompt_tokens += sequence.num_prompt_tokens
-        if self.limits.enable_prefix_caching:
+        if self.limits.enable_prefix_caching and not sequence.is_scoring:
             counters.prefix_cache_queried_tokens += sequence.num_prompt_tokens
             counters.prefix_cache_hit_tokens += sequence.num_cached_tokens
         num_missing_tokens = sequence.num_prompt_tokens - sequence.num_cached_tokens

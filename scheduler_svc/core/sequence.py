@@ -44,6 +44,8 @@ class Sequence:
     token_ids: TokenIds
     max_tokens: int
     wants_logprobs: bool
+    # Leading prompt tokens whose log-probabilities were told already, or will not be: all, unless they are wanted.
+    num_scored_tokens: int
     history: History
     # All choices of its request, this one too.
     siblings: list[Sequence]
@@ -69,6 +71,17 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_scoring(self) -> bool:
+        """Log-probabilities of its prompt are still to be told."""
+        return self.num_scored_tokens < self.num_prompt_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens that it need not run itself: the last of all gives the next token, and each before a prompt
+        token that is to be scored gives that one's log-probability."""
+        return (self.num_scored_tokens if self.is_scoring else len(self.token_ids)) - 1
 
     @property
     def turn(self) -> tuple[int, Order]:
@@ -99,8 +112,8 @@ class Binding:
 
     The first `num_published_blocks` are offered to the prefix cache; `published` is the last of them, or the
     namespace. The full blocks of its known tokens up to `num_promised_blocks` are promised to those that wait
-    for the same prefix. `num_known_at_start` tokens were known when it was bound. After a failed run nothing
-    of it is published.
+    for the same prefix. `num_known_at_start` tokens were known, and `num_scored_at_start` of the prompt scored, when
+    it was bound. After a failed run nothing of it is published.
     """
 
     sequence: Sequence
@@ -109,6 +122,7 @@ class Binding:
     slot: int
     block_ids: list[int]
     num_known_at_start: int
+    num_scored_at_start: int
     num_published_blocks: int
     num_promised_blocks: int
     published: Prefix

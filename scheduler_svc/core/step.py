@@ -11,7 +11,8 @@ from scheduler_svc.core.slot_columns import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A plan in flight: the slots that run, and those of them that have to come back with a token.
+    """A plan in flight: the slots that run, those of them that have to come back with a token, and the prompt tokens
+    by index whose log-probabilities have to come back.
 
     No slot changes its sequence before the commit of the last step that names it, so slots say enough.
     """
@@ -21,4 +22,5 @@ class Step:
     chunk_slots: Ints
     chunk_lens: Ints
     drawing_slots: Ints
+    scored_tokens: dict[int, range]  # by slot
     facts: StepFacts

@@ -47,6 +47,13 @@ def stop_token_ids(sampling: SamplingParams, model: ModelInfo) -> frozenset[int]
     return frozenset(eos_token_ids) | frozenset(sampling.stop_token_ids)
 
 
+def num_scored_at_first(request: GenerateRequest, choice_index: int) -> int:
+    """Leading prompt tokens whose log-probabilities this choice is not to tell: of the first there are none. The
+    choices share their prompt, so the first of them tells them all, before its first token: who has that has them."""
+    is_wanted = request.sampling.prompt_logprobs is not None and choice_index == 0 and not dict(request.resume).get(0)
+    return 1 if is_wanted else len(request.prompt_token_ids)
+
+
 def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
     """Raises InvalidRequest if a worker's Hello makes no sense, or its model is not the one `served`."""
     model = hello.model

@@ -116,6 +116,7 @@ class WorkerGroup:
             slot=heapq.heappop(self.free_slots),
             block_ids=blocks.block_ids,
             num_known_at_start=num_known_tokens,
+            num_scored_at_start=sequence.num_scored_tokens,
             num_published_blocks=blocks.num_published_blocks,
             num_promised_blocks=num_known_tokens // self.tables.block_size if caches else 0,
             published=blocks.published,

@@ -145,7 +145,6 @@ COMPLETION = [
     ({"prompt": ["x"] * 129, "n": 2}, "n"),
     ({"prompt": ["x"] * 129, "best_of": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
-    ({"echo": True, "logprobs": 1}, "echo"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),

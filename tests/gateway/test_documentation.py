@@ -40,7 +40,8 @@ async def test_every_route_tells_its_answers(gateway: GatewayServer):
             for status, answer in answers.items():
                 if status >= "400":
                     schema = answer["content"]["application/json"]["schema"]
-                    assert schema["$ref"].endswith("/ErrorResponse"), (path, status)
+                    shape = "AnthropicErrorResponse" if path.startswith("/v1/messages") else "ErrorResponse"
+                    assert schema["$ref"].endswith(f"/{shape}"), (path, status)
                     assert answer["description"]
     for path in (CHAT, TEXT):
         operation = document["paths"][path]["post"]

@@ -189,8 +189,9 @@ async def test_thinking_may_be_switched_off_or_left_out(qwen: GatewayServer):
     message = (await qwen.chat(include_reasoning=False)).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Yes."}
     qwen.engine.script = ends(qwen, "Yes.")
-    message = (await qwen.chat(chat_template_kwargs={"enable_thinking": False})).json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Yes."}
+    for fields in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
+        message = (await qwen.chat(**fields)).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": "Yes."}
 
 
 async def test_marks_that_are_special_tokens_are_read_and_not_shown(served_model: ServedModel):

@@ -7,7 +7,7 @@ import pytest
 
 from pageloom import wire
 from pageloom.errors import Overloaded
-from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
+from pageloom.outputs import ChoiceFinished, FinishReason, PromptLogprobs, TokenLogprobs, TokensGenerated
 from pageloom.requests import GenerateRequest
 from pageloom.rpc.v1 import engine_pb2_grpc
 from pageloom.sampling_params import SamplingParams
@@ -38,11 +38,14 @@ async def test_a_call_ends_after_the_last_choice():
         reading = asyncio.create_task(read_all(call))
         while "r" not in driver.readers:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+        scores = PromptLogprobs(first_index=1, logprobs=(-1.5,), ranks=(2,), top_token_ids=(7,), top_logprobs=(-0.5,))
+        driver.score("r", scores)
         driver.step(0, 8)
         driver.finish("r", 0, choice_index=1)
         driver.step(1, 9)
         driver.finish("r", 2)
-        *tokens, first, last = await reading
+        scored, *tokens, first, last = await reading
+        assert scored == scores
         assert isinstance(first, ChoiceFinished)
         assert isinstance(last, ChoiceFinished)
         assert (first.choice_index, last.choice_index, last.reason) == (1, 0, FinishReason.LENGTH)

@@ -52,7 +52,7 @@ async def collect(stack: PaperStack, asked: GenerateRequest) -> tuple[dict[int, 
             assert event.choice_index not in finished
             assert event.first_index == len(tokens[event.choice_index])
             tokens[event.choice_index] += event.token_ids
-        else:
+        elif isinstance(event, ChoiceFinished):
             assert event.choice_index not in finished
             finished[event.choice_index] = event
     return tokens, finished

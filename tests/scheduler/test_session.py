@@ -23,7 +23,14 @@ from pageloom.errors import (
     Overloaded,
     Unavailable,
 )
-from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokenLogprobs, TokensGenerated
+from pageloom.outputs import (
+    ChoiceFinished,
+    FinishReason,
+    GenerateEvent,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokensGenerated,
+)
 from pageloom.requests import GenerateRequest
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.rpc_channel import create_server, open_channel
@@ -36,6 +43,16 @@ from scheduler_svc.session_outbox import SessionOutbox
 from tests.support.puppet_driver import PuppetDriver, engine_server
 
 SCORED = TokenLogprobs(-1.0, (5,), (-1.0,))
+
+
+def scores(first_index: int, count: int) -> PromptLogprobs:
+    return PromptLogprobs(
+        first_index=first_index,
+        logprobs=tuple(-float(first_index + row) for row in range(count)),
+        ranks=(1,) * count,
+        top_token_ids=(5,) * count,
+        top_logprobs=(-1.0,) * count,
+    )
 
 
 def request(name: str = "r", **fields: Any) -> GenerateRequest:
@@ -108,10 +125,10 @@ class TestOutbox:
             streams[0].put_token(0, position, 10 + position, None)
         streams[1].put_token(1, 4, 20, SCORED)
         streams[0].put_finished(ended(0, 3))
-        tokens, finished, refused = self.events(outbox)
+        scored, tokens, finished, refused = self.events(outbox)
         assert [tuple(entry) for entry in tokens] == [(7, 0, 0, (10, 11, 12), ()), (8, 1, 4, (20,), (SCORED,))]
         assert finished == [(7, ended(0, 3))]
-        assert refused == []
+        assert (scored, refused) == ([], [])
         assert outbox.next_message() is None
         streams[1].put_token(1, 5, 21, SCORED)
         assert [tuple(entry) for entry in self.events(outbox).tokens] == [(8, 1, 5, (21,), (SCORED,))]
@@ -140,6 +157,22 @@ class TestOutbox:
                 ends.append(stream_id)
         assert tokens == {stream_id: [100 * stream_id + i for i in range(n)] for stream_id, n in enumerate(counts)}
         assert ends == [0, 1, 2]
+
+    def test_scores_of_prompts_come_first_and_in_small_messages(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(session_outbox, "MAX_SCORED_TOKENS_PER_MESSAGE", 8)
+        outbox = SessionOutbox()
+        streams = [outbox.stream(stream_id, 1, lambda: None) for stream_id in range(2)]
+        for part in (scores(1, 5), scores(6, 3), scores(9, 30)):
+            streams[0].put_prompt_logprobs(part)
+        streams[1].put_token(0, 0, 7, None)
+        streams[0].put_token(0, 0, 8, None)
+        streams[0].put_finished(ended(0, 1))
+        first, second = self.events(outbox), self.events(outbox)
+        assert first == ([(0, scores(1, 5)), (0, scores(6, 3))], [], [], [])
+        assert second.prompt_logprobs == [(0, scores(9, 30))]
+        assert [entry.token_ids for entry in second.tokens] == [(7,), (8,)]
+        assert second.finished == [(0, ended(0, 1))]
+        assert outbox.next_message() is None
 
     def test_a_token_costs_little(self):
         """The driver gives out up to a thousand of them between two steps."""
@@ -339,6 +372,21 @@ async def test_one_session_serves_all_requests_of_a_client(driver: PuppetDriver,
             ended(1, 1),
         ]
     assert sorted(driver.closed) == sorted(f"r{index}" for index in range(50))
+
+
+async def test_scores_of_a_prompt_reach_their_request(driver: PuppetDriver, client: EngineClient):
+    tasks = [reading(client, request(name)) for name in ("r", "other")]
+    await until(lambda: len(driver.readers) == 2)
+    driver.score("r", scores(1, 3))
+    driver.score("r", scores(4, 2))
+    driver.step(0, 5)
+    for name in ("r", "other"):
+        driver.finish(name, 1)
+    events, others = [await task for task in tasks]
+    parts = [event for event in events if isinstance(event, PromptLogprobs)]
+    assert parts == events[: len(parts)] == [scores(1, 3), scores(4, 2)]
+    assert len(events) == 4
+    assert not any(isinstance(event, PromptLogprobs) for event in others)
 
 
 async def test_leaving_a_generator_cancels_and_the_id_is_free_again(driver: PuppetDriver, client: EngineClient):

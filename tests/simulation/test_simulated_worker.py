@@ -1,5 +1,6 @@
 """The runner without a model: it reads plans as the simulation's device does, takes its time, and loads nothing."""
 
+import math
 import subprocess
 import sys
 import time
@@ -81,6 +82,19 @@ def test_log_probabilities_come_for_each_token_of_those_that_asked():
     plain = replace(admission(1), sampling=SamplingParams(seed=1, max_tokens=100))
     result = runner.step(plan(2, released_slots=(1,), admissions=(plain,), chunk_slots=(1,), chunk_lens=(10,)))
     assert result.logprobs == {}
+
+
+def test_prompts_are_scored_in_chunks():
+    runner = simulated_runner(config("fixed:0us"))
+    start = admission(1)
+    asked = replace(start, sampling=replace(start.sampling, prompt_logprobs=1), first_scored_token=1)
+    num_tokens = len(start.token_ids)
+    first = runner.step(plan(1, admissions=(asked,), chunk_slots=(1,), chunk_lens=(4,))).prompt_logprobs[1]
+    last = runner.step(plan(2, chunk_slots=(1,), chunk_lens=(num_tokens - 4,))).prompt_logprobs[1]
+    assert (first.first_index, last.first_index) == (1, 5)
+    assert first.top_token_ids + last.top_token_ids == start.token_ids[1:]
+    assert set(first.logprobs + last.top_logprobs) == {-math.log(runner.model_info.vocab_size)}
+    assert runner.step(plan(3)).prompt_logprobs == {}
 
 
 def test_a_resumed_choice_goes_on_as_it_would_have():

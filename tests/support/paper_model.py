@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pageloom.outputs import FinishReason, TokenLogprobs
+from pageloom.outputs import FinishReason, PromptLogprobs, TokenLogprobs
 from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
 from pageloom.sampling_params import SamplingParams
 
@@ -59,6 +59,18 @@ def draw(context: list[int], sampling: SamplingParams, choice_index: int, positi
     while number % PAPER_MODEL.vocab_size in banned:
         number = hash((number, 1))
     return number % PAPER_MODEL.vocab_size
+
+
+def score(context: list[int], first_index: int, tokens: list[int], num_top: int) -> PromptLogprobs:
+    """Of the prompt tokens from `first_index` on, each a number that only the KV of the tokens before it gives."""
+    numbers = [hash((*context[: first_index + row], token_id)) for row, token_id in enumerate(tokens)]
+    return PromptLogprobs(
+        first_index=first_index,
+        logprobs=tuple(-(number % 65536) / 4096 for number in numbers),
+        ranks=tuple(1 + number % PAPER_MODEL.vocab_size for number in numbers),
+        top_token_ids=tuple((number + at) % PAPER_MODEL.vocab_size for number in numbers for at in range(num_top)),
+        top_logprobs=tuple(-float(at) for _ in numbers for at in range(num_top)),
+    )
 
 
 def stops(sampling: SamplingParams) -> frozenset[int]:
@@ -150,6 +162,7 @@ class PaperWorker:
         """Runs a step. Nobody sees what another slot writes in the same step; failing ones write garbage."""
         written: dict[tuple[int, int], int] = {}
         drawn: dict[int, int] = {}
+        starts = {slot: self.slots[slot].num_computed_tokens for slot in runs}
         for slot, num_tokens in runs.items():
             token_id = self._run(self.slots[slot], num_tokens, written, failing=slot in failing_slots)
             if token_id is not None:
@@ -157,6 +170,7 @@ class PaperWorker:
         for (block_id, offset), value in written.items():
             self._kv[block_id][offset] = value
             self._written_by[block_id][offset] = self.step
+        scored = {slot: self._scores(self.slots[slot], starts[slot]) for slot in runs if slot not in failing_slots}
         return StepResult(
             epoch=self.epoch,
             step=self.step,
@@ -168,6 +182,7 @@ class PaperWorker:
                 if self.slots[slot].admission.sampling.logprobs is not None
             },
             failures=dict.fromkeys(failing_slots, "no numbers"),
+            prompt_logprobs={slot: scores for slot, scores in scored.items() if scores is not None},
         )
 
     def kv(self, slot: PaperSlot) -> list[int]:
@@ -192,9 +207,23 @@ class PaperWorker:
         assert 1 <= admission.num_prompt_tokens <= len(admission.token_ids), "no prompt"
         assert admission.sampling.seed is not None, "no seed"
         assert admission.sampling.max_tokens is not None, "no max_tokens"
+        first = admission.first_scored_token
+        assert first == 0 or admission.num_computed_tokens < first < admission.num_prompt_tokens, "cannot score that"
+        assert first == 0 or admission.sampling.prompt_logprobs is not None, "scores that nobody asked for"
         self.slots[admission.slot] = PaperSlot(
             admission, list(admission.token_ids), list(admission.block_ids), admission.num_computed_tokens
         )
+
+    def _scores(self, slot: PaperSlot, start: int) -> PromptLogprobs | None:
+        """After a run from `start` on."""
+        admission = slot.admission
+        first = max(admission.first_scored_token, start + 1)
+        end = min(slot.num_computed_tokens + 1, admission.num_prompt_tokens)
+        if not admission.first_scored_token or first >= end:
+            return None
+        num_top = admission.sampling.prompt_logprobs
+        assert num_top is not None
+        return score(self.kv(slot), first, slot.token_ids[first:end], num_top)
 
     def _copy(self, source_block_ids: tuple[int, ...], target_block_ids: tuple[int, ...]) -> None:
         """Block copies, all at once: the order of the pairs must not matter."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pageloom.outputs import TokenLogprobs
+from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import Admission, BatchPlan, StepResult
 from pageloom.sampling_params import SamplingParams
 from worker_svc.runner import ModelRunner
@@ -45,6 +45,7 @@ class PlanDriver:
         self._released: list[int] = []
         self.failures: dict[int, str] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sequence[SamplingParams] | None = None
@@ -91,6 +92,8 @@ class PlanDriver:
             self._bound[slot].tokens.append(token_id)
         for slot, logprobs in result.logprobs.items():
             self.logprobs.setdefault(self._bound[slot].index, []).append(logprobs)
+        for slot, scores in result.prompt_logprobs.items():
+            self.prompt_logprobs.setdefault(self._bound[slot].index, []).append(scores)
         self.failures |= {self._bound[slot].index: message for slot, message in result.failures.items()}
         return result
 
@@ -127,6 +130,7 @@ class PlanDriver:
             num_computed_tokens=0,
             block_ids=tuple(sequence.block_ids),
             sampling=sequence.sampling,
+            first_scored_token=int(sequence.sampling.prompt_logprobs is not None and sequence.num_prompt_tokens > 1),
         )
 
     def _release(self, slot: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from pageloom import __version__
 from pageloom.errors import DuplicateRequest
-from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
+from pageloom.outputs import ChoiceFinished, FinishReason, PromptLogprobs, TokenLogprobs
 from pageloom.plan import CacheInfo
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import engine_pb2_grpc
@@ -73,6 +73,9 @@ class PuppetDriver:
         """One token for the first choice of every request, as a driver gives them: in one go."""
         for reader in self.readers.values():
             reader.put_token(0, first_index, token_id, logprobs)
+
+    def score(self, request_id: str, logprobs: PromptLogprobs) -> None:
+        self.readers[request_id].put_prompt_logprobs(logprobs)
 
     def finish(
         self, request_id: str, num_tokens: int, choice_index: int = 0, reason: FinishReason = FinishReason.LENGTH

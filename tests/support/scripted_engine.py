@@ -13,7 +13,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pageloom import wire
 from pageloom.client import ENGINE_SERVICE
 from pageloom.errors import PageloomError
-from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokenLogprobs, TokensGenerated
+from pageloom.outputs import (
+    ChoiceFinished,
+    FinishReason,
+    GenerateEvent,
+    PromptLogprobs,
+    TokenLogprobs,
+    TokensGenerated,
+)
 from pageloom.plan import CacheInfo, ModelInfo
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
@@ -186,6 +193,8 @@ async def nothing(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
 def response_of(stream_id: int, event: GenerateEvent) -> engine_pb2.SessionResponse:
     if isinstance(event, ChoiceFinished):
         return wire.session_response_to_proto((), [wire.StreamFinished(stream_id, event)])
+    if isinstance(event, PromptLogprobs):
+        return wire.session_response_to_proto((), prompt_logprobs=[wire.StreamPromptLogprobs(stream_id, event)])
     entry = wire.StreamTokens(stream_id, event.choice_index, event.first_index, event.token_ids, event.logprobs)
     return wire.session_response_to_proto([entry])
 
@@ -194,6 +203,18 @@ def tokens(choice_index: int, first_index: int, token_ids: Iterable[int], scored
     ids = tuple(token_ids)
     logprobs = tuple(TokenLogprobs(-0.5, (token_id, 11), (-0.5, -1.5)) for token_id in ids) if scored else ()
     return TokensGenerated(choice_index=choice_index, first_index=first_index, token_ids=ids, logprobs=logprobs)
+
+
+def scored(prompt: tuple[int, ...], first: int, end: int, num_top: int) -> PromptLogprobs:
+    """Of prompt tokens `first` to `end` - 1: token i has -i, and is the likeliest if its index is even."""
+    likeliest = [(prompt[index], -float(index)) if index % 2 == 0 else (11, -0.5) for index in range(first, end)]
+    return PromptLogprobs(
+        first_index=first,
+        logprobs=tuple(-float(index) for index in range(first, end)),
+        ranks=tuple(1 if index % 2 == 0 else 40 for index in range(first, end)),
+        top_token_ids=tuple(id_ for token_id, _ in likeliest for id_ in (token_id, *range(100, 120))[:num_top]),
+        top_logprobs=tuple(logprob - place for _, logprob in likeliest for place in range(num_top)),
+    )
 
 
 def finished(
@@ -225,15 +246,19 @@ def says(
     stop_token_id: int | None = None,
 ) -> Script:
     """Each choice generates its output one token at a time, choices taking turns; the last output is
-    repeated for further choices."""
+    repeated for further choices. A prompt is scored in parts of three tokens."""
 
     async def script(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-        scored = request.sampling.logprobs is not None
+        if (num_top := request.sampling.prompt_logprobs) is not None:
+            num_tokens = len(request.prompt_token_ids)
+            for first in range(1, num_tokens, 3):
+                yield scored(request.prompt_token_ids, first, min(first + 3, num_tokens), num_top)
+        with_logprobs = request.sampling.logprobs is not None
         texts = [list(outputs[min(choice, len(outputs) - 1)]) for choice in range(request.n)]
         for step in range(max(map(len, texts))):
             for choice, token_ids in enumerate(texts):
                 if step < len(token_ids):
-                    yield tokens(choice, step, token_ids[step : step + 1], scored)
+                    yield tokens(choice, step, token_ids[step : step + 1], with_logprobs)
                 if step == len(token_ids) - 1:
                     yield finished(
                         choice,

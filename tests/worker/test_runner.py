@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,26 @@ def test_tokens_outside_the_vocabulary_fail_alone(tiny):
     driver = drive(tiny)
     assert driver.generate([[1, VOCAB_SIZE, 2], prompts[1]], 5) == [[], *alone]
     assert driver.failures == {0: f"a token id is outside the model's vocabulary of {VOCAB_SIZE}"}
+
+
+def test_a_grammar_that_cannot_be_used_fails_alone(tiny):
+    """The tiny model has no tokenizer, so no grammar can be followed."""
+    prompts = random_prompts([9, 9, 9])
+    sampling = [GREEDY, replace(GREEDY, grammar="{}"), GREEDY]
+    expected = drive(tiny).generate(prompts, 5)
+    driver = drive(tiny)
+    assert driver.generate(prompts, 5, sampling) == [expected[0], [], expected[2]]
+    assert driver.failures == {1: "this model's worker cannot follow a grammar; its log says why"}
+
+
+def test_allowed_tokens_in_a_batch(tiny):
+    prompts = random_prompts([9, 17])
+    sampling = [GREEDY, replace(GREEDY, allowed_token_ids=(5, 6, 200), bad_words=((6,), (5, 5)))]
+    outputs = drive(tiny).generate(prompts, 8, sampling)
+    assert outputs[0] == drive(tiny).generate(prompts[:1], 8)[0]
+    assert len(outputs[1]) == 8
+    assert set(outputs[1]) <= {5, 200}
+    assert (5, 5) not in set(itertools.pairwise(outputs[1]))
 
 
 def test_copied_blocks_hold_the_same_context(tiny):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from pageloom.plan import Admission
 from pageloom.sampling_params import SamplingParams
-from tests.support.sampler_bench import EOS, VOCAB_SIZE, Bench, tokens_by_slot
+from tests.support.sampler_bench import VOCAB_SIZE, Bench, tokens_by_slot
 from worker_svc.sampler import Sampler
 
 

@@ -186,5 +186,5 @@ def test_batch_inputs_of_a_mixed_step():
     assert attention.seq_lens.tolist() == [18, 20, 18]
     assert attention.block_tables[:, :2].tolist() == [[4, 3], [6, 7], [9, 8]]
     assert (attention.num_decodes, attention.max_query_len, attention.max_seq_len) == (1, 18, 20)
-    assert inputs.draw_rows.tolist() == [0, 7]
+    assert inputs.output_rows.tolist() == [0, 7]
     assert runs.draw_slots.tolist() == [0, 1]

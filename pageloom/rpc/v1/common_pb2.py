@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpageloom/rpc/v1/common.proto\x12\x0fpageloom.rpc.v1\"\xe0\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x08 \x03(\x0b\x32..pageloom.rpc.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x03\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x0e \x01(\x04H\x05\x88\x01\x01\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x10 \x03(\r\x12\x31\n\tbad_words\x18\x11 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenSequence\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x07\n\x05_seed\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xa7\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x15\n\rweights_bytes\x18\x08 \x01(\x04\"E\n\tCacheInfo\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpageloom/rpc/v1/common.proto\x12\x0fpageloom.rpc.v1\"\x92\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x08 \x03(\x0b\x32..pageloom.rpc.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x03\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x0e \x01(\x04H\x05\x88\x01\x01\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x10 \x03(\r\x12\x31\n\tbad_words\x18\x11 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x06\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x07\n\x05_seedB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"s\n\x0ePromptLogprobs\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xa7\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x15\n\rweights_bytes\x18\x08 \x01(\x04\"E\n\tCacheInfo\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04*\xb1\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1017
-  _globals['_FINISHREASON']._serialized_end=1194
+  _globals['_FINISHREASON']._serialized_start=1184
+  _globals['_FINISHREASON']._serialized_end=1361
   _globals['_SAMPLINGPARAMS']._serialized_start=50
-  _globals['_SAMPLINGPARAMS']._serialized_end=658
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=524
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=572
-  _globals['_TOKENSEQUENCE']._serialized_start=660
-  _globals['_TOKENSEQUENCE']._serialized_end=694
-  _globals['_TOKENLOGPROBS']._serialized_start=696
-  _globals['_TOKENLOGPROBS']._serialized_end=773
-  _globals['_MODELINFO']._serialized_start=776
-  _globals['_MODELINFO']._serialized_end=943
-  _globals['_CACHEINFO']._serialized_start=945
-  _globals['_CACHEINFO']._serialized_end=1014
+  _globals['_SAMPLINGPARAMS']._serialized_end=708
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=554
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=602
+  _globals['_TOKENSEQUENCE']._serialized_start=710
+  _globals['_TOKENSEQUENCE']._serialized_end=744
+  _globals['_TOKENLOGPROBS']._serialized_start=746
+  _globals['_TOKENLOGPROBS']._serialized_end=823
+  _globals['_PROMPTLOGPROBS']._serialized_start=825
+  _globals['_PROMPTLOGPROBS']._serialized_end=940
+  _globals['_MODELINFO']._serialized_start=943
+  _globals['_MODELINFO']._serialized_end=1110
+  _globals['_CACHEINFO']._serialized_start=1112
+  _globals['_CACHEINFO']._serialized_end=1181
 # @@protoc_insertion_point(module_scope)

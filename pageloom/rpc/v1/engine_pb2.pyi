@@ -58,14 +58,16 @@ class ResumedChoice(_message.Message):
     def __init__(self, choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("choice_index", "tokens", "finished")
+    __slots__ = ("choice_index", "tokens", "finished", "prompt_logprobs")
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     choice_index: int
     tokens: TokensGenerated
     finished: ChoiceFinished
-    def __init__(self, choice_index: _Optional[int] = ..., tokens: _Optional[_Union[TokensGenerated, _Mapping]] = ..., finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, choice_index: _Optional[int] = ..., tokens: _Optional[_Union[TokensGenerated, _Mapping]] = ..., finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class TokensGenerated(_message.Message):
     __slots__ = ("first_index", "token_ids", "logprobs")
@@ -166,7 +168,7 @@ class CancelStream(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., choice_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("stream_ids", "choice_indexes", "first_indexes", "num_tokens", "token_ids", "logprob_entries", "logprobs", "finished", "refused")
+    __slots__ = ("stream_ids", "choice_indexes", "first_indexes", "num_tokens", "token_ids", "logprob_entries", "logprobs", "finished", "refused", "prompt_logprobs")
     STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_INDEXES_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEXES_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +178,7 @@ class SessionResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     stream_ids: _containers.RepeatedScalarFieldContainer[int]
     choice_indexes: _containers.RepeatedScalarFieldContainer[int]
     first_indexes: _containers.RepeatedScalarFieldContainer[int]
@@ -185,7 +188,16 @@ class SessionResponse(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     finished: _containers.RepeatedCompositeFieldContainer[StreamFinished]
     refused: _containers.RepeatedCompositeFieldContainer[StreamRefused]
-    def __init__(self, stream_ids: _Optional[_Iterable[int]] = ..., choice_indexes: _Optional[_Iterable[int]] = ..., first_indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_entries: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[StreamFinished, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[StreamRefused, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[StreamPromptLogprobs]
+    def __init__(self, stream_ids: _Optional[_Iterable[int]] = ..., choice_indexes: _Optional[_Iterable[int]] = ..., first_indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_entries: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[StreamFinished, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[StreamRefused, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[StreamPromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class StreamPromptLogprobs(_message.Message):
+    __slots__ = ("stream_id", "logprobs")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, stream_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class StreamFinished(_message.Message):
     __slots__ = ("stream_id", "choice_index", "finished")

@@ -115,7 +115,7 @@ class RecordedCommit(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.StepResult, _Mapping]] = ...) -> None: ...
 
 class RecordedOutcome(_message.Message):
-    __slots__ = ("plan", "endings", "keys", "num_tokens", "tokens_crc32", "ignored", "error")
+    __slots__ = ("plan", "endings", "keys", "num_tokens", "tokens_crc32", "ignored", "error", "num_scored_tokens")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ENDINGS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class RecordedOutcome(_message.Message):
     TOKENS_CRC32_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     plan: _worker_pb2.BatchPlan
     endings: _containers.RepeatedCompositeFieldContainer[RecordedEnding]
     keys: _containers.RepeatedScalarFieldContainer[int]
@@ -130,7 +131,8 @@ class RecordedOutcome(_message.Message):
     tokens_crc32: int
     ignored: bool
     error: RecordedError
-    def __init__(self, plan: _Optional[_Union[_worker_pb2.BatchPlan, _Mapping]] = ..., endings: _Optional[_Iterable[_Union[RecordedEnding, _Mapping]]] = ..., keys: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., tokens_crc32: _Optional[int] = ..., ignored: _Optional[bool] = ..., error: _Optional[_Union[RecordedError, _Mapping]] = ...) -> None: ...
+    num_scored_tokens: int
+    def __init__(self, plan: _Optional[_Union[_worker_pb2.BatchPlan, _Mapping]] = ..., endings: _Optional[_Iterable[_Union[RecordedEnding, _Mapping]]] = ..., keys: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., tokens_crc32: _Optional[int] = ..., ignored: _Optional[bool] = ..., error: _Optional[_Union[RecordedError, _Mapping]] = ..., num_scored_tokens: _Optional[int] = ...) -> None: ...
 
 class RecordedEnding(_message.Message):
     __slots__ = ("request_id", "choice_index", "finished")

@@ -65,6 +65,7 @@ class History:
             self.explain: 0.5,
         }
         self.failure_rate = rng.choice((0.0, 0.0, 0.1))
+        self.prompt_logprobs: tuple[int | None, ...] = rng.choice(((None,), (None,), (None, None, 0, 2)))
 
     def run(self) -> None:
         self.attach()
@@ -97,6 +98,7 @@ class History:
                 ignore_eos=rng.random() < 0.5,
                 stop_token_ids=tuple(rng.sample(range(40), rng.choice((0, 0, 3)))),
                 logprobs=rng.choice((None, None, 0)),
+                prompt_logprobs=rng.choice(self.prompt_logprobs),
             ),
             n=rng.choice((1, 1, 1, 2, 3)),
             priority=rng.choice((-1, 0, 1)) if self.uses_priorities else 0,

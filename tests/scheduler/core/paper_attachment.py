@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from pageloom.outputs import ChoiceFinished
+from pageloom.outputs import ChoiceFinished, PromptLogprobs
 from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
 from tests.support.paper_model import PaperWorker, SoloRun
 
@@ -23,11 +23,15 @@ class Stream:
     num_prompt_tokens: int
     max_num_kv_tokens: int
     wants_logprobs: bool
+    # What is to be told of its prompt; None: nothing.
+    scores: PromptLogprobs | None
     wants_timeline: bool
     wait_for_tokens: bool
     arrived_at: float
     deadline_at: float | None
     token_ids: list[int]
+    # Of the prompt, with the first token that has no score.
+    num_scored_tokens: int = 1
     finished: ChoiceFinished | None = None
     cancelled: bool = False
     failed: bool = False

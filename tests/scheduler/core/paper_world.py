@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from pageloom.errors import ContextLengthExceeded, Overloaded
-from pageloom.outputs import ChoiceFinished, FinishReason
+from pageloom.outputs import ChoiceFinished, FinishReason, PromptLogprobs
 from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
 from pageloom.policies import SchedulingPolicy
 from pageloom.requests import GenerateRequest
 from pageloom.wire.record import RecordedCall
-from scheduler_svc.core import Ending, Limits, NewTokens, invariants
+from scheduler_svc.core import Ending, Limits, NewTokens, ScoredPrompt, invariants
 from scheduler_svc.recording import RecordingScheduler
 from scheduler_svc.rerun import rerun
 from tests.scheduler.core.paper_attachment import PaperAttachment, Stream
 from tests.scheduler.core.queue_checks import check_passing
 from tests.scheduler.core.timeline_checks import check_timeline
-from tests.support.paper_model import PAPER_MODEL, solo_run
+from tests.support.paper_model import PAPER_MODEL, score, solo_run
 
 # Time that passes between two calls: a power of two, so that differences of times are exact.
 TICK_S = 1 / 1024
@@ -185,6 +185,7 @@ class PaperWorld:
         brought = list(zip(tokens.keys.tolist(), tokens.token_ids.tolist(), strict=True))
         assert len(set(brought)) == len(brought), "a token, twice"
         assert set(brought) == due, "other tokens than the step drew for open choices"
+        self._receive_scores(committed.prompt_logprobs)
         self._receive(committed.endings, tokens)
         assert all(flight.streams[slot].finished for slot in result.failures), "a failed choice goes on"
         if result.step % _REPEAT_EVERY == 1:
@@ -263,7 +264,7 @@ class PaperWorld:
     def _commit_nothing(self, worker_id: str, result: StepResult) -> None:
         committed = self.scheduler.commit(worker_id, result, self.now)
         assert committed.facts is None, "a result that nobody waits for was taken"
-        assert (len(committed.tokens.keys), committed.endings) == (0, [])
+        assert (len(committed.tokens.keys), committed.endings, committed.prompt_logprobs) == (0, [], ())
         self._check()
 
     def _stream(self, asked: GenerateRequest, request: GenerateRequest, index: int, key: int) -> Stream:
@@ -277,6 +278,7 @@ class PaperWorld:
             salt=request.cache_salt,
             num_prompt_tokens=len(request.prompt_token_ids),
             max_num_kv_tokens=len(request.prompt_token_ids) + sampling.max_tokens - 1,
+            scores=self._scores_of(request, index),
             wants_logprobs=sampling.logprobs is not None,
             wants_timeline=request.include_timeline,
             wait_for_tokens=request.wait_for_tokens,
@@ -284,6 +286,14 @@ class PaperWorld:
             deadline_at=None if asked.deadline_s is None else self.now + asked.deadline_s,
             token_ids=list(dict(request.resume).get(index, ())),
         )
+
+    def _scores_of(self, request: GenerateRequest, index: int) -> PromptLogprobs | None:
+        """What is to be told of the prompt to this choice."""
+        num_top = request.sampling.prompt_logprobs
+        if num_top is None or index or dict(request.resume).get(0):
+            return None
+        prompt = request.prompt_token_ids
+        return score(solo_run(prompt, request.sampling, 0).kv, 1, list(prompt[1:]), num_top)
 
     def _stream_of(self, admission: Admission) -> Stream:
         return self._by_tag[admission.sampling.temperature, admission.choice_index]
@@ -331,12 +341,26 @@ class PaperWorld:
             self._check_end(stream, ending.event)
         self._check()
 
+    def _receive_scores(self, scored: tuple[ScoredPrompt, ...]) -> None:
+        for key, part in scored:
+            stream = self._by_key[key]
+            first, expected = stream.num_scored_tokens, stream.scores
+            assert stream.finished is None, "scores after the end"
+            assert not stream.token_ids, "scores of the prompt after a token of its first choice"
+            assert expected is not None, "scores that nobody asked for"
+            assert part.first_index == first, "a gap or repeat in the scores"
+            for index in range(first, first + len(part.logprobs)):
+                assert part.of_token(index) == expected.of_token(index), "wrong scores"
+            stream.num_scored_tokens += len(part.logprobs)
+
     def _receive_tokens(self, tokens: NewTokens) -> None:
         columns = (tokens.keys.tolist(), tokens.first_indexes.tolist(), tokens.token_ids.tolist())
         for key, first_index, token_id in zip(*columns, strict=True):
             stream = self._by_key[key]
             assert stream.finished is None, "a token after the end"
             assert first_index == len(stream.token_ids), "a gap or repeat"
+            is_scored = stream.num_scored_tokens == stream.num_prompt_tokens
+            assert stream.scores is None or is_scored, "a token before all scores of the prompt"
             stream.token_ids.append(token_id)
             assert stream.solo.token_ids[first_index : first_index + 1] == [token_id], "wrong text"
             assert (key in tokens.logprobs) == stream.wants_logprobs, "log-probabilities"

@@ -49,6 +49,7 @@ class CoreMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(("", "other")),
         deadline_s=st.sampled_from((None, 0.0625)),
         wait_for_tokens=st.booleans(),
+        prompt_logprobs=st.sampled_from((None, 1)),
     )
     def submit(self, stem: tuple[int, ...], prompt_len: int, **fields: Any) -> None:
         request_id = f"r{len(self.world.streams)}"

@@ -1,0 +1,122 @@
+"""Deltas -> the output items of a response and the events that tell of them, in OpenAI's order. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.choice import ChoiceDelta
+from gateway.logprobs import chat_logprobs
+from gateway.tool_calls import ToolCallDelta
+from pageloom.tokenizer import Tokenizer
+
+Item = dict[str, Any]
+# An event's fields beside its number: {"type": "response.…", …}.
+Event = dict[str, Any]
+
+
+class OutputItems:
+    """`items` are complete once `finish` was read to its end; until then the last one grows."""
+
+    def __init__(self, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self.items: list[Item] = []
+        # The kind of the item that grows, and of a function call its number too.
+        self._open: tuple[str, int] | None = None
+        self._text: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def take(self, delta: ChoiceDelta) -> Iterator[Event]:
+        if delta.reasoning:
+            yield from self._grow_reasoning(delta.reasoning)
+        if delta.text or (self._with_logprobs and delta.scored and not delta.reasoning and not delta.tool_calls):
+            yield from self._grow_message(delta)
+        for call in delta.tool_calls:
+            yield from self._grow_call(call)
+
+    def finish(self) -> Iterator[Event]:
+        """An answer without anything in it is an empty message."""
+        if not self.items:
+            yield from self._open_message()
+        yield from self._close()
+
+    def _grow_reasoning(self, text: str) -> Iterator[Event]:
+        if self._open != ("reasoning", 0):
+            yield from self._close()
+            yield from self._begin("reasoning", {"type": "reasoning", "id": _id("rs"), "summary": [], "content": []})
+            yield self._part_event("response.content_part.added", part=_reasoning_part(""))
+        self._text.append(text)
+        yield self._part_event("response.reasoning_text.delta", delta=text)
+
+    def _grow_message(self, delta: ChoiceDelta) -> Iterator[Event]:
+        if self._open != ("message", 0):
+            yield from self._open_message()
+        self._text.append(delta.text)
+        logprobs = self._logprobs_of(delta)
+        self._logprobs += logprobs
+        yield self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)
+
+    def _grow_call(self, call: ToolCallDelta) -> Iterator[Event]:
+        if self._open != ("function_call", call.index):
+            yield from self._close()
+            item = {"type": "function_call", "id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
+            yield from self._begin("function_call", item, call.index)
+        if call.arguments:
+            self._text.append(call.arguments)
+            yield self._event("response.function_call_arguments.delta", delta=call.arguments)
+
+    def _open_message(self) -> Iterator[Event]:
+        yield from self._close()
+        yield from self._begin("message", {"type": "message", "id": _id("msg"), "role": "assistant", "content": []})
+        yield self._part_event("response.content_part.added", part=_text_part("", []))
+
+    def _begin(self, kind: str, item: Item, number: int = 0) -> Iterator[Event]:
+        self._open = (kind, number)
+        self._text, self._logprobs = [], []
+        self.items.append(item | {"status": "in_progress"})
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(self.items[-1])}
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is None:
+            return
+        kind, text, item = self._open[0], "".join(self._text), self.items[-1]
+        if kind == "function_call":
+            item["arguments"] = text
+            yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)
+        elif kind == "reasoning":
+            item["content"] = [_reasoning_part(text)]
+            yield self._part_event("response.reasoning_text.done", text=text)
+            yield self._part_event("response.content_part.done", part=_reasoning_part(text))
+        else:
+            item["content"] = [_text_part(text, self._logprobs)]
+            yield self._part_event("response.output_text.done", text=text, logprobs=self._logprobs)
+            yield self._part_event("response.content_part.done", part=_text_part(text, self._logprobs))
+        item["status"] = "completed"
+        self._open = None
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
+
+    def _event(self, kind: str, **fields: object) -> Event:
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
+
+    def _part_event(self, kind: str, **fields: object) -> Event:
+        """Of the item's only part."""
+        return self._event(kind, content_index=0, **fields)
+
+    def _logprobs_of(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        if not self._with_logprobs:
+            return []
+        return [token.model_dump() for token in chat_logprobs(delta.scored, self._tokenizer).content]
+
+
+def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

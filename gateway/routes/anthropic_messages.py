@@ -1,0 +1,52 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.anthropic.conversion import to_chat
+from gateway.anthropic.encoder import MessageEncoder
+from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
+from gateway.job import Job
+from gateway.json_body import JsonRoute
+from gateway.middleware import record_of
+from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED
+from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.stream import EventStreamResponse
+from gateway.terms import Terms, read_terms
+from gateway.translate import translate_chat
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/messages", responses=STREAMED | ANTHROPIC_ERRORS)
+async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
+    gateway.model.require_name(body.model)
+    gateway.lifecycle.require_accepting()
+    job = await _job(gateway, body, read_terms(request.headers, record_of(request.scope).started_s))
+    encoder = MessageEncoder(body.model, job.num_prompt_tokens)
+    if body.stream:
+        return EventStreamResponse(gateway, job, encoder.message_id, encoder)
+    async with generating(gateway, request.scope, request.receive, encoder.message_id, job) as generation:
+        while (deltas := await generation.next_deltas()) is not None:
+            for delta in deltas:
+                encoder.encode(delta, None)
+    encoder.end(usage_of(job, generation))
+    return _json(encoder.message)
+
+
+@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> Response:
+    gateway.model.require_name(body.model)
+    job = await _job(gateway, body, Terms())
+    return _json({"input_tokens": job.num_prompt_tokens})
+
+
+async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
+    return await gateway.in_thread(translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model())
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

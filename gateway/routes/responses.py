@@ -1,0 +1,134 @@
+"""POST /v1/responses, and what can be done with a stored response: GET, cancel, DELETE, input_items."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway.job import Job
+from gateway.json_body import JsonRoute
+from gateway.middleware import record_of
+from gateway.responses.background import cancel, start_in_background
+from gateway.responses.conversion import items_of, named_as_here, to_chat
+from gateway.responses.encoder import ResponseEncoder
+from gateway.responses.input_list import listed_items
+from gateway.responses.response_object import ResponseDraft
+from gateway.responses.schemas import InputItem, ResponseRequest
+from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.schemas import ChatCompletionRequest
+from gateway.stream import EVENT_STREAM_HEADERS, EventStreamResponse
+from gateway.terms import Terms, read_terms
+from gateway.translate import translate_chat
+from pageloom.errors import InvalidRequest
+
+router = APIRouter(route_class=JsonRoute)
+MAX_LISTED = 100
+
+
+@router.post("/v1/responses", responses=STREAMED | ERRORS)
+async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
+    gateway.model.require_name(body.model)
+    gateway.lifecycle.require_accepting()
+    if body.background and body.store is False:
+        raise InvalidRequest("background needs store to be true", param="background")
+    terms = read_terms(request.headers, record_of(request.scope).started_s)
+    conversation = _conversation(gateway, body)
+    with named_as_here():
+        job = await _job(gateway, to_chat(body, conversation), terms)
+    draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
+    encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
+    if body.background:
+        return _in_background(gateway, conversation, job, encoder, stream=bool(body.stream))
+    if body.store is not False:
+        encoder.on_end = lambda response: gateway.responses.add(response, conversation)
+    if body.stream:
+        return EventStreamResponse(gateway, job, draft.id, encoder)
+    return await _whole(gateway, request, job, encoder)
+
+
+@router.get("/v1/responses/{response_id}", responses=STREAMED | ERRORS)
+async def retrieve_response(
+    response_id: str,
+    gateway: GatewayDependency,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1)] = -1,
+) -> Response:
+    stored = gateway.responses.get(response_id)
+    if not stream:
+        return _json(stored.response)
+    if stored.task is None:
+        raise InvalidRequest("only a response that was made with background=true can be streamed later", param="stream")
+    return _event_stream(stored.follow(starting_after + 1))
+
+
+@router.post("/v1/responses/{response_id}/cancel", responses=ERRORS)
+async def cancel_response(response_id: str, gateway: GatewayDependency) -> Response:
+    stored = gateway.responses.get(response_id)
+    if stored.task is None:
+        raise InvalidRequest("only a response that was made with background=true can be cancelled", param="response_id")
+    await cancel(stored)
+    return _json(stored.response)
+
+
+@router.delete("/v1/responses/{response_id}", responses=ERRORS)
+async def delete_response(response_id: str, gateway: GatewayDependency) -> Response:
+    await cancel(gateway.responses.remove(response_id))
+    return _json({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+async def list_input_items(
+    response_id: str,
+    gateway: GatewayDependency,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    stored = gateway.responses.get(response_id)
+    return _json(listed_items(stored, after=after, limit=limit, order=order))
+
+
+def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
+    if body.previous_response_id is None:
+        return items_of(body)
+    stored = gateway.responses.get(body.previous_response_id)
+    if not stored.ended:
+        raise InvalidRequest("the previous response has not ended yet", param="previous_response_id")
+    return stored.next_conversation + items_of(body)
+
+
+async def _job(gateway: Gateway, body: ChatCompletionRequest, terms: Terms) -> Job:
+    job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
+    return job
+
+
+def _in_background(
+    gateway: Gateway, conversation: list[InputItem], job: Job, encoder: ResponseEncoder, *, stream: bool
+) -> Response:
+    stored = gateway.responses.add(encoder.response, conversation)
+    queued = encoder.response
+    start_in_background(gateway, gateway.responses, stored, job, encoder)
+    return _event_stream(stored.follow(0)) if stream else _json(queued)
+
+
+async def _whole(gateway: Gateway, request: Request, job: Job, encoder: ResponseEncoder) -> Response:
+    async with generating(gateway, request.scope, request.receive, encoder.response_id, job) as generation:
+        while (deltas := await generation.next_deltas()) is not None:
+            for delta in deltas:
+                encoder.encode(delta, None)
+    encoder.end(usage_of(job, generation))
+    return _json(encoder.response)
+
+
+def _event_stream(events: AsyncGenerator[bytes]) -> Response:
+    return StreamingResponse(events, headers=EVENT_STREAM_HEADERS)
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

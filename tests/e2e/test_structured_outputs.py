@@ -1,0 +1,126 @@
+"""The default model, held to a form: what comes out has it, however it is asked for."""
+
+import asyncio
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.json_schemas import realistic_cases
+from tests.support.schema_answers import ask_all, problem_of
+from tests.support.serving import Serving
+
+QUESTION = [{"role": "user", "content": "Tell me about Oslo."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "size": {"enum": ["small", "large"]},
+        "rank": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["city", "size", "rank"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
+# One of each kind; `make test-schemas` asks for all.
+SAMPLE = (
+    *("person", "invoice", "tagged union of references", "map of known size", "old tuple", "identifiers"),
+    *("mixed enum", "escapes", "unicode", "pydantic model"),
+)
+
+
+def test_answers_validate(stack: Serving):
+    cases = [case for case in realistic_cases() if case.name in SAMPLE]
+    assert len(cases) == len(SAMPLE)
+    answers = asyncio.run(ask_all(stack.url, cases))
+    outcomes = {answer.case.name: answer.refused or answer.problem or answer.finish_reason for answer in answers}
+    assert outcomes == dict.fromkeys(SAMPLE, "stop")
+
+
+def test_streamed_sampled_and_scored_answers_have_the_form_too(client: Any, model_name: str):
+    form = {"model": model_name, "messages": QUESTION, "response_format": FORMAT}
+    fields = {**form, "n": 3, "temperature": 1.3, "seed": 5, "max_tokens": 150}
+    whole = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2)
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop"
+        assert not problem_of(choice.message.content, SCHEMA), choice.message.content
+        spelled = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
+        assert spelled.decode().removesuffix("<|im_end|>") == choice.message.content
+    chunks = list(client.chat.completions.create(**fields, stream=True))
+    texts = ["", "", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"regex": r"[A-Z]{3}-\d{2,4}"}, r"[A-Z]{3}-\d{2,4}"),
+        ({"choice": ["small", "large", "largest"]}, "small|large|largest"),
+        ({"grammar": 'root ::= word (" " word){2}\nword ::= [a-z]{1,6}'}, "[a-z]{1,6}( [a-z]{1,6}){2}"),
+        ({"grammar": 'start: N (("+" | "-") N)~1..2\nN: /[0-9]{1,3}/'}, r"\d{1,3}([+-]\d{1,3}){1,2}"),
+        ({"json_object": True, "disable_any_whitespace": True}, r"\{.*\}"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_form(client: Any, model_name: str, form: dict[str, Any], pattern: str):
+    answer = client.chat.completions.create(
+        model=model_name, messages=QUESTION, temperature=0, max_tokens=200, extra_body={"structured_outputs": form}
+    )
+    assert answer.choices[0].finish_reason == "stop" or "json_object" in form
+    if answer.choices[0].finish_reason == "stop":
+        assert re.fullmatch(pattern, answer.choices[0].message.content), answer.choices[0].message.content
+
+
+def test_the_form_ends_the_answer_before_min_tokens_and_despite_ignore_eos(client: Any, model_name: str):
+    answer = client.completions.create(
+        model=model_name, prompt="Is it?", max_tokens=50,
+        extra_body={"structured_outputs": {"choice": ["yes"]}, "min_tokens": 20, "ignore_eos": True},
+    )  # fmt: skip
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("yes", "stop")
+
+
+def test_what_is_cut_off_says_so(client: Any, model_name: str):
+    answer = client.chat.completions.create(
+        model=model_name, messages=QUESTION, response_format=FORMAT, max_tokens=5, temperature=0
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.content.startswith("{")
+
+
+def test_bombs_do_not_slow_down_a_stream(stack: Serving, model_name: str):
+    """R5.2 of a serving system: who sends them gets a 400 within 5 s, and the others notice little."""
+
+    def gaps_s() -> list[float]:
+        body = {"model": model_name, "prompt": "Once", "max_tokens": 120, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as response:
+            times = [time.monotonic() for line in response.iter_lines() if line.startswith("data: {")]
+        return sorted(later - earlier for earlier, later in pairwise(times))
+
+    properties = {
+        f"p{i}": {"type": "array", "minItems": 1000, "maxItems": 4000, "items": {"type": "string", "minLength": i}}
+        for i in range(1500)
+    }
+
+    def send_bomb(number: int) -> float:
+        schema = {"type": "object", "properties": {**properties, f"bomb{number}": {}}}
+        body = {"model": model_name, "prompt": "x", "structured_outputs": {"json": schema}}
+        started_s = time.monotonic()
+        response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
+        assert response.status_code == 400, response.text
+        return time.monotonic() - started_s
+
+    quiet = gaps_s()
+    with ThreadPoolExecutor(2) as threads:
+        stream = threads.submit(gaps_s)
+        bombs = [send_bomb(0)]
+        while not stream.done():
+            bombs.append(send_bomb(len(bombs)))
+        busy = stream.result()
+    assert max(bombs) < 6
+    assert busy[len(busy) // 2] < 2 * quiet[len(quiet) // 2]

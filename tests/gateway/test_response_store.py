@@ -1,0 +1,64 @@
+"""What the store of responses forgets, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import NotFound
+from gateway.responses.schemas import InputItem
+from gateway.responses.store import ResponseStore
+
+
+def response(number: int, status: str = "completed", text: str = "") -> dict[str, object]:
+    return {"id": f"resp_{number}", "status": status, "output": [], "text": text}
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make(**limits) -> tuple[ResponseStore, Clock]:
+    clock = Clock()
+    return ResponseStore(**{"max_responses": 100, "max_bytes": 1 << 20, "ttl_s": 60.0, **limits}, clock=clock), clock
+
+
+def test_the_oldest_go_first():
+    store, _ = make(max_responses=3)
+    for number in range(5):
+        store.add(response(number), [])
+    assert len(store) == 3
+    with pytest.raises(NotFound):
+        store.get("resp_1")
+    assert store.get("resp_2").id == "resp_2"
+
+
+def test_bytes_are_bounded():
+    store, _ = make(max_bytes=10_000)
+    for number in range(50):
+        store.add(response(number, text="x" * 900), [InputItem(role="user", content="y" * 900)])
+        assert store.num_bytes <= 10_000
+    assert 0 < len(store) < 10
+
+
+def test_what_is_too_old_is_gone():
+    store, clock = make()
+    store.add(response(1), [])
+    clock.now_s = 59.0
+    store.get("resp_1")
+    clock.now_s = 61.0
+    with pytest.raises(NotFound):
+        store.get("resp_1")
+
+
+def test_one_that_runs_is_kept_and_counted_when_it_has_ended():
+    store, _ = make(max_responses=1)
+    running = store.add(response(1, "in_progress"), [])
+    store.add(response(2), [])
+    assert store.get("resp_1") is running
+    running.append(b"event: a\ndata: {}\n\nevent: b\ndata: {}\n\n")
+    running.end(response(1))
+    store.count(running)
+    assert len(store) <= 1

@@ -1,0 +1,264 @@
+"""The Responses API, through the official client and a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.choice import ChoiceDelta
+from gateway.responses.output_items import OutputItems
+from gateway.served_model import ServedModel
+from pageloom.outputs import FinishReason
+from tests.support.gateway_server import MODEL_NAME, GatewayServer
+from tests.support.scripted_engine import EOS_TOKEN_ID, says
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def post(gateway: GatewayServer, **fields: Any) -> dict[str, Any]:
+    response = await gateway.http.post("/v1/responses", json={"model": MODEL_NAME, "input": "Hi", **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def events(gateway: GatewayServer, **fields: Any) -> list[dict[str, Any]]:
+    body = {"model": MODEL_NAME, "input": "Hi", "stream": True, **fields}
+    response = await gateway.http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    return parsed(response.text)
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    found = []
+    for block in text.split("\n\n"):
+        if block and not block.startswith(":"):
+            kind, data = block.split("\n")
+            event = json.loads(data.removeprefix("data: "))
+            assert kind == f"event: {event['type']}"
+            found.append(event)
+    return found
+
+
+def prompt_of(gateway: GatewayServer, index: int = -1) -> str:
+    token_ids = gateway.engine.requests[index].prompt_token_ids
+    return gateway.model.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+async def test_a_whole_answer(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("Bonjour 😀"), num_cached_tokens=3)
+    answer = await gateway.openai.responses.create(
+        model=MODEL_NAME, input="Hello", instructions="Speak French.", max_output_tokens=40, metadata={"a": "b"}
+    )
+    assert answer.output_text == "Bonjour 😀"
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == len(gateway.engine.requests[0].prompt_token_ids)
+    assert answer.usage.output_tokens == len(gateway.encode("Bonjour 😀"))
+    assert answer.usage.input_tokens_details.cached_tokens == 3
+    assert answer.metadata == {"a": "b"}
+    assert gateway.engine.requests[0].sampling.max_tokens == 40
+    assert "<|im_start|>system\nSpeak French.<|im_end|>" in prompt_of(gateway)
+    assert "<|im_start|>user\nHello<|im_end|>" in prompt_of(gateway)
+
+
+async def test_events_are_numbered_and_add_up(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("one two three"))
+    told = await events(gateway)
+    kinds = [event["type"] for event in told]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta") == "one two three"
+    last = told[-1]["response"]
+    assert last["output"][0]["content"][0]["text"] == "one two three"
+    assert last["output"][0]["status"] == "completed"
+    assert told[0]["response"]["output"] == []
+    assert len({event["item_id"] for event in told if "item_id" in event}) == 1
+
+
+async def test_streamed_and_whole_answers_are_equal(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("The same."))
+    streamed = (await events(gateway))[-1]["response"]
+    whole = await post(gateway)
+    for answer in (streamed, whole):
+        for name in ("id", "created_at", "completed_at"):
+            del answer[name]
+        del answer["output"][0]["id"]
+    assert streamed == whole
+
+
+async def test_the_official_client_streams(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("one two"), reason=FinishReason.STOP, stop_token_id=EOS_TOKEN_ID)
+    async with gateway.openai.responses.stream(model=MODEL_NAME, input="Hi") as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert kinds.count("response.output_text.delta") >= 1
+    assert final.output_text == "one two"
+
+
+async def test_a_conversation_goes_on(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("Blue."))
+    first = await post(gateway, input="My colour is blue.")
+    await post(gateway, input="Which is my colour?", previous_response_id=first["id"])
+    prompt = prompt_of(gateway)
+    assert prompt.index("My colour is blue.") < prompt.index("Blue.<|im_end|>") < prompt.index("Which is my colour?")
+
+
+async def test_items_of_every_kind_become_messages(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("ok"))
+    await post(
+        gateway,
+        input=[
+            {"role": "developer", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+            {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+        ],
+    )
+    prompt = prompt_of(gateway)
+    assert prompt.index("Be brief.") < prompt.index("Weather?") < prompt.index("rain")
+
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+async def test_a_call_is_an_item_of_its_own(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("One moment. " + CALL), reason=FinishReason.STOP)
+    told = await events(gateway, tools=[TOOL, {"type": "web_search"}])
+    message, call = told[-1]["response"]["output"]
+    assert message["content"][0]["text"] == "One moment."
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "weather", {"city": "Oslo"})
+    pieces = [event["delta"] for event in told if event["type"] == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call["arguments"]
+    assert told[-1]["type"] == "response.completed"
+    assert "weather" in prompt_of(gateway)
+    gateway.engine.script = says(gateway.encode("It is wet."))
+    answered = {"type": "function_call_output", "call_id": call["call_id"], "output": "drizzle"}
+    await post(gateway, input=[answered], previous_response_id=told[-1]["response"]["id"], tools=[TOOL])
+    assert prompt_of(gateway).index("<tool_call>") < prompt_of(gateway).index("drizzle")
+
+
+async def test_thinking_is_an_item_of_its_own(served_model: ServedModel):
+    output = OutputItems(served_model.tokenizer, with_logprobs=False)
+    deltas = [ChoiceDelta(0, "", 1, reasoning="H"), ChoiceDelta(0, "", 1, reasoning="m."), ChoiceDelta(0, "Yes.", 1)]
+    told = [event for delta in deltas for event in output.take(delta)] + list(output.finish())
+    thinking, message = output.items
+    assert thinking["type"] == "reasoning"
+    assert thinking["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert message["content"][0]["text"] == "Yes."
+    pieces = [event["delta"] for event in told if event["type"] == "response.reasoning_text.delta"]
+    assert pieces == ["H", "m."]
+    done = [event["item"]["status"] for event in told if event["type"] == "response.output_item.done"]
+    assert done == ["completed", "completed"]
+
+
+async def test_stored_responses_can_be_read_and_deleted(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("kept"))
+    made = await gateway.openai.responses.create(model=MODEL_NAME, input="Hi")
+    assert (await gateway.openai.responses.retrieve(made.id)).output_text == "kept"
+    items = await gateway.openai.responses.input_items.list(made.id)
+    assert [item.content[0].text for item in items.data] == ["Hi"]
+    await gateway.openai.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError, match="it was not stored, was deleted, or is too old"):
+        await gateway.openai.responses.retrieve(made.id)
+
+
+async def test_input_items_come_in_pages(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("ok"))
+    texts = [f"message {index}" for index in range(5)]
+    made = await post(gateway, input=[{"role": "user", "content": text} for text in texts])
+    path = f"/v1/responses/{made['id']}/input_items"
+    first = (await gateway.http.get(path, params={"limit": 2, "order": "asc"})).json()
+    assert [item["content"][0]["text"] for item in first["data"]] == texts[:2]
+    assert first["has_more"] is True
+    rest = (await gateway.http.get(path, params={"after": first["last_id"], "order": "asc"})).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == texts[2:]
+    assert rest["has_more"] is False
+
+
+async def test_store_false_is_not_stored(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("gone"))
+    made = await post(gateway, store=False)
+    assert (await gateway.http.get(f"/v1/responses/{made['id']}")).status_code == 404
+
+
+async def test_a_background_response_is_followed_from_any_event(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("one two three four"))
+    queued = await post(gateway, background=True)
+    assert queued["status"] == "queued"
+    path = f"/v1/responses/{queued['id']}"
+    told = parsed((await gateway.http.get(path, params={"stream": "true"})).text)
+    assert told[-1]["response"]["output"][0]["content"][0]["text"] == "one two three four"
+    for first in (0, 3, len(told) - 1):
+        params = {"stream": "true", "starting_after": str(first)}
+        assert parsed((await gateway.http.get(path, params=params)).text) == told[first + 1 :]
+    assert (await gateway.http.get(path)).json()["status"] == "incomplete"
+
+
+async def test_a_background_response_is_cancelled(gateway: GatewayServer):
+    gateway.engine.script = says([40_000] * 1000, step_s=0.05)
+    queued = await post(gateway, background=True)
+    await gateway.engine.until(lambda: bool(gateway.engine.requests))
+    async with asyncio.timeout(5):
+        cancelled = (await gateway.http.post(f"/v1/responses/{queued['id']}/cancel")).json()
+    assert cancelled["status"] == "cancelled"
+    await gateway.engine.until(lambda: bool(gateway.engine.closed))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"background": True, "store": False}, "background", "background needs store"),
+        ({"previous_response_id": "resp_x"}, "response_id", "there is no response 'resp_x'"),
+        ({"input": []}, "input", "has 0 items; at least 1"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type", "message, function_call, function_call_output"),
+        ({"input": [{"content": "x"}]}, "input[0].role", "is required"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0]",
+            "only text parts",
+        ),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens", "maximum context length"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
+        ({"temperature": -1}, "temperature", "at least 0"),
+    ],
+)
+async def test_refusals_name_the_field(gateway: GatewayServer, fields, param, message):
+    response = await gateway.http.post("/v1/responses", json={"model": MODEL_NAME, "input": "Hi", **fields})
+    assert response.status_code in (400, 404)
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+async def test_only_background_responses_can_be_streamed_later_or_cancelled(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("x"))
+    made = await post(gateway)
+    for response in (
+        await gateway.http.get(f"/v1/responses/{made['id']}", params={"stream": "true"}),
+        await gateway.http.post(f"/v1/responses/{made['id']}/cancel"),
+    ):
+        assert response.status_code == 400
+        assert "background=true" in response.json()["error"]["message"]
