@@ -13,7 +13,8 @@ from gateway.errors import error_body
 from gateway.job import Job
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.message_deltas import reasoning_delta, tool_calls_delta
-from gateway.schemas import GenerationRequest, StreamOptions, Usage
+from gateway.schemas import GenerationRequest, StreamOptions
+from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
 
@@ -27,27 +28,27 @@ class ChunkFrame:
     """What surrounds the choices of each chunk. With `include_usage` every chunk has the key `usage`:
     null, or the running total if it is `continuous`."""
 
-    __slots__ = ("_continuous", "_head", "include_usage")
+    __slots__ = ("_head", "include_usage", "is_continuous")
 
     def __init__(self, body: GenerationRequest, answer_id: str, kind: str) -> None:
         options = body.stream_options or StreamOptions()
         shared = {"id": answer_id, "object": kind, "created": int(time.time()), "model": body.model}
         self._head = b"data: " + orjson.dumps(shared)[:-1] + b',"choices":['
-        self._continuous = bool(options.continuous_usage_stats)
+        self.is_continuous = bool(options.continuous_usage_stats)
         self.include_usage = bool(options.include_usage)
 
-    def chunk(self, choice: bytes, usage: Usage | None = None, more: bytes = b"") -> bytes:
-        """`usage` is the running total; `more` are members of the chunk besides, each with a comma before it."""
+    def chunk(self, choice: bytes, counts: TokenCounts | None = None, more: bytes = b"") -> bytes:
+        """`counts` are those so far; `more` are members of the chunk besides, each with a comma before it."""
         if not self.include_usage:
             return self._head + choice + b"]" + more + b"}\n\n"
-        shown = orjson.dumps(usage.model_dump()) if usage is not None and self._continuous else _NULL
+        shown = counts.to_json() if counts is not None and self.is_continuous else _NULL
         return self._head + choice + b'],"usage":' + shown + more + b"}\n\n"
 
-    def end(self, usage: Usage) -> bytes:
+    def end(self, counts: TokenCounts) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""
         if not self.include_usage:
             return DONE
-        return self._head + b'],"usage":' + orjson.dumps(usage.model_dump()) + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + counts.to_json() + b"}\n\n" + DONE
 
 
 class _ChunkEncoder:
@@ -60,11 +61,11 @@ class _ChunkEncoder:
         self._begun: set[int] = set()
 
     @property
-    def wants_usage(self) -> bool:
-        return self._frame.include_usage
+    def wants_counts(self) -> bool:
+        return self._frame.include_usage and self._frame.is_continuous
 
-    def end(self, usage: Usage) -> bytes:
-        return self._frame.end(usage)
+    def end(self, counts: TokenCounts) -> bytes:
+        return self._frame.end(counts)
 
     def fail(self, error: PageloomError) -> bytes:
         """No [DONE] follows it."""
@@ -75,48 +76,48 @@ class ChatChunkEncoder(_ChunkEncoder):
     """The role comes once per choice, before its text, and with it the message that is repeated before the text;
     the finish reason in a last chunk of its own."""
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         events = b""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            events = self._first_chunk(delta.index, usage)
+            events = self._first_chunk(delta.index, counts)
         if delta.reasoning:
-            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), usage)
+            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), counts)
         if delta.text or delta.scored or delta.token_ids:
             logprobs = _NULL
             if self._job.with_logprobs:
                 logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer, as_ids=self._job.tokens_as_ids))
             text = b'{"content":' + orjson.dumps(delta.text) + b"}"
-            events += self._chunk(delta.index, text, usage, logprobs, _NOT_FINISHED + _token_ids(delta.token_ids))
+            events += self._chunk(delta.index, text, counts, logprobs, _NOT_FINISHED + _token_ids(delta.token_ids))
         if delta.tool_calls:
-            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), usage)
+            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), counts)
         if delta.finish is not None:
-            events += self._chunk(delta.index, b"{}", usage, finish=_finish(delta))
+            events += self._chunk(delta.index, b"{}", counts, finish=_finish(delta))
         return events
 
-    def _first_chunk(self, index: int, usage: Usage | None) -> bytes:
+    def _first_chunk(self, index: int, counts: TokenCounts | None) -> bytes:
         prompt = self._job.prompt_of(index)
         delta = b'{"role":"assistant","content":%b}' % orjson.dumps(prompt.echo)
         more = b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids) if self._job.return_token_ids else b""
-        return self._chunk(index, delta, usage, more=more)
+        return self._chunk(index, delta, counts, more=more)
 
     def _chunk(
         self,
         index: int,
         delta: bytes,
-        usage: Usage | None,
+        counts: TokenCounts | None,
         logprobs: bytes = _NULL,
         finish: bytes = _NOT_FINISHED,
         more: bytes = b"",
     ) -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish)
-        return self._frame.chunk(choice, usage, more)
+        return self._frame.chunk(choice, counts, more)
 
 
 class CompletionChunkEncoder(_ChunkEncoder):
     """What comes once per choice, the echo of its prompt and the prompt's ids, comes with its first text."""
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         text, more = delta.text, _token_ids(delta.token_ids)
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -136,7 +137,7 @@ class CompletionChunkEncoder(_ChunkEncoder):
             logprobs,
             _finish(delta) + more,
         )
-        return self._frame.chunk(choice, usage)
+        return self._frame.chunk(choice, counts)
 
 
 def _token_ids(token_ids: Sequence[int]) -> bytes:

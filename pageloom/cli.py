@@ -117,6 +117,7 @@ def serve(
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     data_parallel_size: opt.DataParallelSize = 1,
+    api_server_count: opt.ApiServerCount = 1,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     record: opt.Record = None,
     end_with_parent: opt.EndWithParent = False,
@@ -125,17 +126,7 @@ def serve(
     """Serve MODEL on this machine: gateway, scheduler and workers, each a process."""
     if end_with_parent:
         end_when_parent_ends()
-    params = context.params
-    # Its services have no authentication, so they stay on this host whatever the gateway listens on.
-    scheduler_config = _config(
-        SchedulerConfig, params, host=config.DEFAULT_HOST, port=scheduler_port, metrics_port=scheduler_metrics_port
-    )
-    worker_config = _config(WorkerConfig, params, metrics_port=worker_metrics_port)
-    gateway_config = _gateway_config(params)
-    stack_config = StackConfig(
-        scheduler=scheduler_config, worker=worker_config, gateway=gateway_config, num_workers=data_parallel_size
-    )
-    sys.exit(serve_stack(stack_config))
+    sys.exit(serve_stack(_stack_config(context.params)))
 
 
 @app.command()
@@ -266,6 +257,24 @@ def _config(kind: type[ConfigT], params: Mapping[str, Any], **derived: object) -
     fields = {field.name for field in dataclasses.fields(kind)}
     values = {_FIELD_NAMES.get(name, name): _plain(value) for name, value in params.items()}
     return kind(**{name: value for name, value in {**values, **derived}.items() if name in fields})
+
+
+def _stack_config(params: Mapping[str, Any]) -> StackConfig:
+    # The scheduler has no authentication, so it stays on this host whatever the gateway listens on.
+    scheduler_config = _config(
+        SchedulerConfig,
+        params,
+        host=config.DEFAULT_HOST,
+        port=params["scheduler_port"],
+        metrics_port=params["scheduler_metrics_port"],
+    )
+    return StackConfig(
+        scheduler=scheduler_config,
+        worker=_config(WorkerConfig, params, metrics_port=params["worker_metrics_port"]),
+        gateway=_gateway_config(params),
+        num_workers=params["data_parallel_size"],
+        num_gateways=params["api_server_count"],
+    )
 
 
 def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:

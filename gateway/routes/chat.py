@@ -16,7 +16,7 @@ from gateway.message_deltas import assistant_message
 from gateway.middleware import record_of
 from gateway.prompt_logprobs import prompt_logprobs_json
 from gateway.routes.documentation import ERRORS, STREAMED
-from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
 from gateway.sse import ChatChunkEncoder, ChunkFrame
 from gateway.stream import EventStreamResponse
@@ -67,7 +67,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
             )
             for index, answer in enumerate(answers)
         ],
-        usage=usage_of(job, generation),
+        usage=generation.counts.usage(),
         prompt_token_ids=list(job.prompts[0].token_ids) if job.return_token_ids else None,
     )
     shown = answer.model_dump()
