@@ -61,6 +61,10 @@ class Job:
         return self.prompts[0].sampling.grammar
 
     @property
+    def thinks(self) -> bool:
+        return self.message_format is not None and self.message_format.reasoning is not None
+
+    @property
     def num_choices(self) -> int:
         """Those that are generated."""
         return self.num_samples * len(self.prompts)

@@ -183,11 +183,20 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
+    """`completion_tokens_details` comes with models that think."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | None, Field(exclude_if=lambda details: details is None)
+    ] = None
 
 
 class TopLogprob(BaseModel):

@@ -218,3 +218,25 @@ async def test_the_documentation_has_this_table():
             assert (cells[3] == "yes") == traits.tools, cells[0]
             rows[cells[0]] = (cells[1], cells[2] or None)
     assert rows == DETECTED
+
+
+async def test_several_systems_reach_every_model_that_takes_one(family: tuple[str, GatewayServer]):
+    _, server = family
+    assert server.model.chat_template is not None
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "Be quick."},
+        {"role": "user", "content": "So?"},
+    ]
+    server.engine.requests.clear()
+    response = await server.chat(messages=messages)
+    if not server.model.chat_template.traits.system:
+        assert response.status_code == 400
+        assert "System role not supported" in response.json()["error"]["message"]
+        return
+    assert response.status_code == 200, response.text
+    prompt = server.model.tokenizer.decode(server.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert all(words in prompt for words in ("Be brief.", "Be kind.", "Be quick.", "So?"))

@@ -4,13 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from gateway.reasoning import THINK
 from gateway.served_model import ServedModel
 from gateway.tool_formats import TOOL_FORMATS
+from pageloom.model_files import locate_model
+from pageloom.tokenizer import load_tokenizer
 from tests.gateway.test_tools import HELLO, NOW, WEATHER, ends
 from tests.support.gateway_server import GatewayServer, gateway_server
 from tests.support.grammar_text import accepts
+from tests.support.scripted_engine import MODEL
+from worker_svc.grammar import Vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PARIS = ("weather", '{"city": "Paris"}')
@@ -92,6 +97,31 @@ async def test_thinking_comes_before_a_form(served_model: ServedModel):
         server.engine.script = ends(server, "yes")
         choice = (await server.chat(structured_outputs={"choice": ["yes", "no"]})).json()["choices"][0]
         assert choice["message"] == {"role": "assistant", "content": "yes"}
+
+
+async def test_marks_that_are_special_tokens_are_drawn_as_such(served_model: ServedModel):
+    """As the marks of Mistral, Gemma and Cohere are; here the default model's own tokens stand for them."""
+    written = ('<|im_start|>{"name": "', '", "arguments": ', "}<repo_name>")
+    marks: Any = {"begins": ("<|im_start|>",), "ends": ("<repo_name>",), "written": written}
+    thinking = replace(THINK, begin="<jupyter_start>", end="<jupyter_output>")
+    tool_format = replace(TOOL_FORMATS["hermes"], **marks)
+    vocabulary = Vocabulary(load_tokenizer(locate_model("")), MODEL)
+
+    def drawn(grammar: str, text: str) -> bool:
+        token_ids = served_model.tokenizer.encode(text, add_special_tokens=False)
+        matcher = LLMatcher(vocabulary.compiled, grammar)
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
+
+    model = replace(served_model, tool_format=tool_format, reasoning_format=thinking)
+    async with gateway_server(model) as server:
+        forced = await grammar(server, tools=[WEATHER, NOW], tool_choice="required")
+        strict = await grammar(server, tools=[WEATHER, NOW])
+        calls = tool_format.write([PARIS, TIME])
+        for before in ("", "<jupyter_start>Hm.<jupyter_output>\n"):
+            assert drawn(forced, before + calls)
+            assert not drawn(forced, before + "Hello.")
+            assert drawn(strict, f"{before}I call {calls} now.")
+            assert not drawn(strict, before + '<|im_start|>{"name": "weather", "arguments": {}}<repo_name>')
 
 
 async def test_the_end_of_forced_calls_is_the_end_of_the_answer(gateway: GatewayServer):
