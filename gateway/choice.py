@@ -29,9 +29,9 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones.
-    `text` is the answer's content; thinking and calls are beside it. `num_reasoning_tokens` of the new tokens are
-    the thinking's.
+    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones, `token_ids` theirs if they
+    were asked for. `text` is the answer's content; thinking and calls are beside it. `num_reasoning_tokens` of the new
+    tokens are the thinking's.
     `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
     finish if it was asked for. `echoed` are the prompt's tokens, once, before those of the choice."""
 
@@ -42,6 +42,7 @@ class ChoiceDelta:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    token_ids: tuple[int, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     num_reasoning_tokens: int = 0
@@ -62,6 +63,7 @@ class Choice:
         self._stop_ids = self._requested_stop_ids.union(job.eos_token_ids)
         self._include_stop = job.include_stop
         self._include_timeline = job.include_timeline
+        self._return_token_ids = job.return_token_ids
         self._detokenizer = Detokenizer(
             tokenizer.token_bytes,
             skipped_ids=_skipped_ids(job, tokenizer),
@@ -94,10 +96,13 @@ class Choice:
             pieces.append(self._text_of(token_id))
             if self._matcher.matched is not None:
                 break
-        delta = ChoiceDelta(self._index, "".join(pieces), self._num_tokens - before, tuple(scored))
+        num_tokens = self._num_tokens - before
+        delta = ChoiceDelta(self._index, "".join(pieces), num_tokens, tuple(scored))
         if self._parser is not None:
             parts = self._parser.push(*pieces)
             delta = replace(_with_parts(delta, parts), num_reasoning_tokens=parts.num_reasoning_tokens)
+        if self._return_token_ids:
+            delta = replace(delta, token_ids=event.token_ids[:num_tokens])
         self.finished = self._has_stopped() and not self._include_timeline
         if not self.finished:
             return delta
