@@ -105,7 +105,9 @@ async def test_marks_that_are_special_tokens_are_drawn_as_such(served_model: Ser
     marks: Any = {"begins": ("<|im_start|>",), "ends": ("<repo_name>",), "written": written}
     thinking = replace(THINK, begin="<jupyter_start>", end="<jupyter_output>")
     tool_format = replace(TOOL_FORMATS["hermes"], **marks)
-    vocabulary = Vocabulary(load_tokenizer(locate_model("")), MODEL)
+    vocabulary = Vocabulary(
+        load_tokenizer(locate_model("")), vocab_size=MODEL.vocab_size, eos_token_ids=MODEL.eos_token_ids
+    )
 
     def drawn(grammar: str, text: str) -> bool:
         token_ids = served_model.tokenizer.encode(text, add_special_tokens=False)
