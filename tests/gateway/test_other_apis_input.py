@@ -7,7 +7,7 @@ import pytest
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ASKED = {
+ASKED: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": MODEL_NAME, "input": "x"},
     "/v1/messages": {"model": MODEL_NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "/v1/messages/count_tokens": {"model": MODEL_NAME, "messages": [{"role": "user", "content": "x"}]},
