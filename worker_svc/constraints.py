@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pageloom.errors import InvalidRequest
 from pageloom.plan import Admission
@@ -57,7 +58,9 @@ class Constraints:
         self._constraints: list[Constraint | None] = [None] * max_num_seqs
         self._constrained = np.zeros(max_num_seqs, np.bool_)
         self._every_token = _bits(range(vocab_size), vocab_size)
-        self._shifts = torch.arange(8, dtype=torch.uint8, device=device)
+        # What is added to the logits of the 8 tokens of a byte of a mask.
+        flags = torch.arange(256)[:, None] >> torch.arange(8) & 1
+        self._additions = torch.where(flags.bool(), 0.0, -torch.inf).to(device)  # [256, 8]
 
     def bind(self, admission: Admission) -> None:
         """Takes over the constraint and the output of a newly bound slot. Raises InvalidRequest if its grammar cannot
@@ -93,10 +96,11 @@ class Constraints:
         if rows.size == 0:
             return {}
         bits, failures = self._allowed(slots[rows], num_output_tokens[rows])
+        # Looked up by the byte and added: on a CPU, filling by a mask of booleans costs eight times as much.
         packed = torch.from_numpy(bits.view(np.uint8)).to(self._device, non_blocking=True)
-        allowed = (packed[:, :, None] >> self._shifts & 1).view(len(rows), -1)[:, : self._vocab_size].bool()
-        index = torch.from_numpy(rows).to(self._device, non_blocking=True)
-        logits[index] = logits[index].masked_fill_(~allowed, -torch.inf)
+        additions = functional.embedding(packed.int(), self._additions).view(len(rows), -1)[:, : self._vocab_size]
+        for row, addition in zip(rows.tolist(), additions, strict=True):
+            logits[row].add_(addition)
         return failures
 
     def record(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:

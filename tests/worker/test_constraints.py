@@ -11,6 +11,7 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pageloom.errors import InvalidRequest
+from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.model_files import locate_model
 from pageloom.sampling_params import SamplingParams
 from pageloom.tokenizer import Tokenizer, load_tokenizer
@@ -110,7 +111,7 @@ def test_a_sequence_goes_on_from_its_output_as_if_never_stopped(bench: Bench):
     sampling = SamplingParams(seed=3, temperature=1.0, grammar=schema(PERSON))
     bench.bind(0, sampling)
     whole = list(run_to_end(bench, 0))
-    for num_known in range(1, len(whole)):
+    for num_known in range(1, len(whole), 4):
         bench.bind(5, sampling, output=whole[:num_known])
         assert run_to_end(bench, 5) == whole
 
@@ -222,6 +223,23 @@ class TestTrouble:
         assert not bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
         bench.bind(0, SamplingParams(seed=0, temperature=0.0))
         assert bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+
+    def test_one_that_takes_too_much_fails_when_it_does(self, monkeypatch: pytest.MonkeyPatch):
+        """It and those that share its states; the next request with the same grammar begins with none."""
+        limits = {**GRAMMAR_LIMITS, "max_lexer_states": 1200}
+        monkeypatch.setattr("worker_svc.grammar.GRAMMAR_LIMITS", limits)
+        grammars = open_grammars(locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=1)
+        bench = Bench(VOCAB_SIZE, 8, EOS, grammars)
+        hungry = SamplingParams(seed=0, grammar=regex(".*a.{40}b.{40}"))
+        bench.bind(0, hungry)
+        bench.bind(1, SamplingParams(seed=0, grammar=regex("[0-9]{500}")))
+        while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
+            assert len(bench.outputs[0]) < 100
+        assert draws.failures.keys() == {0}
+        assert draws.failures[0].startswith("the grammar cannot be followed any further: lexer error: too many states")
+        assert draws.slots.tolist() == [1]
+        bench.bind(0, hungry)
+        assert not bench.sample(logits_at(0), [0]).failures
 
     def test_a_model_without_a_tokenizer_has_no_grammars(self):
         bench = Bench()
