@@ -12,7 +12,7 @@ from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, Promp
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
-from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.stream import EventStreamResponse
 from gateway.terms import Terms, read_terms
@@ -21,7 +21,7 @@ from gateway.translate import translate_chat
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/messages", responses=STREAMED | ERRORS)
+@router.post("/v1/messages", responses=STREAMED | ANTHROPIC_ERRORS)
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -37,7 +37,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     return _json(encoder.message)
 
 
-@router.post("/v1/messages/count_tokens", responses=ERRORS)
+@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     job = await _job(gateway, body, Terms())

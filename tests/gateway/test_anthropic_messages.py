@@ -20,7 +20,8 @@ async def send(gateway: GatewayServer, status: int = 200, **fields: Any) -> dict
     body = {"model": MODEL_NAME, "max_tokens": 50, "messages": [USER], **fields}
     response = await gateway.http.post("/v1/messages", json=body)
     assert response.status_code == status, response.text
-    return response.json()
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 async def events(gateway: GatewayServer, **fields: Any) -> list[dict[str, Any]]:
