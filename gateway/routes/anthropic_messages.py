@@ -45,7 +45,9 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
-    return await gateway.in_thread(translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model())
+    job = await gateway.in_thread(translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model())
+    await gateway.check_grammar(job)
+    return job
 
 
 def _json(body: object) -> Response:

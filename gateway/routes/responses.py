@@ -107,6 +107,7 @@ def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
 
 async def _job(gateway: Gateway, body: ChatCompletionRequest, terms: Terms) -> Job:
     job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
+    await gateway.check_grammar(job)
     return job
 
 
