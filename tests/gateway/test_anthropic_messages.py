@@ -155,6 +155,11 @@ async def test_tokens_are_counted(gateway: GatewayServer):
         ),
         ({"model": "other"}, "not_found_error", "other"),
         ({"temperature": 1.5}, "invalid_request_error", "temperature"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "http://elsewhere/"}}}},
+            "invalid_request_error",
+            "output_config.format",
+        ),
         ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "invalid_request_error", "tools[0].type"),
     ],
 )

@@ -249,6 +249,11 @@ def json_schema(schema: object) -> dict[str, object]:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
         (json_schema({"not": {}}), "text.format.schema", "text.format.schema: the keyword 'not' is not supported"),
         (json_schema({"pattern": "(?=a)"}), "text.format", "text.format cannot be used: "),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "http://elsewhere/"}}}},
+            "text.format.schema",
+            "text.format.schema",
+        ),
         ({"temperature": -1}, "temperature", "at least 0"),
     ],
 )
