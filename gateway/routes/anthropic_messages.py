@@ -6,9 +6,10 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.anthropic.conversion import to_chat
+from gateway.anthropic.conversion import FIELD_NAMES, to_chat
 from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
+from gateway.field_names import renamed_fields
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
@@ -45,7 +46,12 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
-    return await gateway.in_thread(translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model())
+    with renamed_fields(FIELD_NAMES):
+        job = await gateway.in_thread(
+            translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model()
+        )
+        await gateway.check_grammar(job)
+    return job
 
 
 def _json(body: object) -> Response:

@@ -227,6 +227,10 @@ async def test_a_background_response_is_cancelled(gateway: GatewayServer):
     await gateway.engine.until(lambda: bool(gateway.engine.closed))
 
 
+def json_schema(schema: object) -> dict[str, object]:
+    return {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -243,6 +247,13 @@ async def test_a_background_response_is_cancelled(gateway: GatewayServer):
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
         ({"max_output_tokens": 100_000}, "max_output_tokens", "maximum context length"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
+        (json_schema({"not": {}}), "text.format.schema", "text.format.schema: the keyword 'not' is not supported"),
+        (json_schema({"pattern": "(?=a)"}), "text.format", "text.format cannot be used: "),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "http://elsewhere/"}}}},
+            "text.format.schema",
+            "text.format.schema",
+        ),
         ({"temperature": -1}, "temperature", "at least 0"),
     ],
 )
