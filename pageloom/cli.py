@@ -28,6 +28,7 @@ ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
 # Options that bear vLLM's name where our setting says more: its unit, or what it is.
 _FIELD_NAMES = {
+    "file_ttl": "file_ttl_s",
     "hop_latency": "hop_latency_s",
     "max_steps_in_flight": "max_num_steps_in_flight",
     "num_gpu_blocks_override": "num_blocks",
@@ -112,6 +113,12 @@ def serve(
     max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
     max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
     response_ttl: opt.ResponseTtl = config.DEFAULT_RESPONSE_TTL_S,
+    batch_dir: opt.BatchDir = None,
+    batch_concurrency: opt.BatchConcurrency = config.DEFAULT_BATCH_CONCURRENCY,
+    max_file_bytes: opt.MaxFileBytes = config.DEFAULT_MAX_FILE_BYTES,
+    max_stored_files: opt.MaxStoredFiles = config.DEFAULT_MAX_STORED_FILES,
+    max_stored_file_bytes: opt.MaxStoredFileBytes = config.DEFAULT_MAX_STORED_FILE_BYTES,
+    file_ttl: opt.FileTtl = config.DEFAULT_FILE_TTL_S,
     scheduler_port: opt.SchedulerPort = 0,
     step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
@@ -203,6 +210,12 @@ def gateway(
     max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
     max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
     response_ttl: opt.ResponseTtl = config.DEFAULT_RESPONSE_TTL_S,
+    batch_dir: opt.BatchDir = None,
+    batch_concurrency: opt.BatchConcurrency = config.DEFAULT_BATCH_CONCURRENCY,
+    max_file_bytes: opt.MaxFileBytes = config.DEFAULT_MAX_FILE_BYTES,
+    max_stored_files: opt.MaxStoredFiles = config.DEFAULT_MAX_STORED_FILES,
+    max_stored_file_bytes: opt.MaxStoredFileBytes = config.DEFAULT_MAX_STORED_FILE_BYTES,
+    file_ttl: opt.FileTtl = config.DEFAULT_FILE_TTL_S,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:

@@ -47,10 +47,10 @@ def parse_address(text: str) -> str:
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
 
 
-def _option(flag: str, text: str, **settings: object) -> object:
+def _option(flag: str, text: str, *aliases: str, **settings: object) -> object:
     name = flag.split("/")[0].lstrip("-")
     envvar = "PAGELOOM_" + name.upper().replace("-", "_")
-    return typer.Option(flag, help=text, envvar=envvar, **settings)  # type: ignore[arg-type]
+    return typer.Option(flag, *aliases, help=text, envvar=envvar, **settings)  # type: ignore[arg-type]
 
 
 Model = Annotated[
@@ -166,6 +166,20 @@ MaxStoredResponseBytes = Annotated[
     _option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
 ]
 ResponseTtl = Annotated[float, _option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
+BatchDir = Annotated[
+    str | None,
+    _option("--batch-dir", "Folder for uploaded files and batches, which outlast the process there. Default: a "
+            "temporary one.", metavar="FOLDER"),
+]  # fmt: skip
+BatchConcurrency = Annotated[
+    int, _option("--batch-concurrency", "Requests of batch files that run at once, behind those of clients.", min=1)
+]
+MaxFileBytes = Annotated[int, _option("--max-file-bytes", "Largest uploaded file.", parser=parse_size, metavar="BYTES")]
+MaxStoredFiles = Annotated[int, _option("--max-stored-files", "Files that are kept.", min=1)]
+MaxStoredFileBytes = Annotated[
+    int, _option("--max-stored-file-bytes", "Disk space for them.", parser=parse_size, metavar="BYTES")
+]
+FileTtl = Annotated[float, _option("--file-ttl", "Seconds after which they are deleted.", min=1.0)]
 SchedulerPort = Annotated[
     int,
     _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
