@@ -32,6 +32,10 @@ class LineError(Exception):
         self.message = message
         self.custom_id = custom_id
 
+    def told(self, line_number: int) -> dict[str, Any]:
+        """As the error of an answer."""
+        return {"code": self.code, "message": f"line {line_number}: {self.message}", "line": line_number}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine:
@@ -55,6 +59,17 @@ def read_lines(source: BinaryIO, urls: Collection[str], max_line_bytes: int) -> 
             yield BatchLine(number=number, content=request)
         except LineError as error:
             yield BatchLine(number=number, content=error)
+
+
+def answer_line(
+    answer_id: str,
+    custom_id: str | None,
+    *,
+    response: dict[str, Any] | None = None,
+    error: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One line of an output or error file. `response` has status_code, request_id and body."""
+    return {"id": answer_id, "custom_id": custom_id, "response": response, "error": error}
 
 
 def count_lines(source: BinaryIO, max_line_bytes: int) -> int:

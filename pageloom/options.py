@@ -166,6 +166,21 @@ MaxStoredResponseBytes = Annotated[
     _option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
 ]
 ResponseTtl = Annotated[float, _option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
+InputFile = Annotated[
+    str,
+    _option("--input-file", "Requests, a line of JSON each; - for standard input.", "-i", metavar="FILE"),
+]
+OutputFile = Annotated[
+    str,
+    _option("--output-file", "File for their answers, in the order in which they come; - for standard output.", "-o",
+            metavar="FILE"),
+]  # fmt: skip
+Url = Annotated[
+    str | None,
+    _option("--url", "Server to send them to, instead of MODEL served here for the time of the run.", metavar="URL"),
+]
+ApiKey = Annotated[str | None, _option("--api-key", "Key for the server at --url.", metavar="KEY")]
+MaxConcurrency = Annotated[int, _option("--max-concurrency", "Requests under way at once.", min=1)]
 BatchDir = Annotated[
     str | None,
     _option("--batch-dir", "Folder for uploaded files and batches, which outlast the process there. Default: a "

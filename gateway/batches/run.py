@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import structlog
@@ -18,14 +18,14 @@ from gateway.batches.file_store import FileStore, OutputFile
 from gateway.batches.inner_call import Call, InnerAnswer
 from gateway.batches.schemas import BatchError, BatchErrors, Status, StoredBatch
 from gateway.terms import TENANT_HEADER
-from pageloom.batch_lines import BatchLine, LineError, LineRequest, count_lines, read_lines
+from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, read_lines
 from pageloom.errors import PageloomError
 
 MAX_LINES = 50_000
 # Behind what clients ask for: a level is worth a minute in the queue (--priority-ageing), so this is most of a day.
 PRIORITY = 1000
 _MAX_PRIORITY = 2**31 - 1
-_RETRY_S = 2.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 _EXPIRED = ("batch_expired", "the completion window passed before this request was answered")
 _log = structlog.get_logger(__name__)
 
@@ -151,13 +151,15 @@ class BatchRun:
         # Not orjson: numbers and surrogates stay as they came, so that the route judges them.
         body = json.dumps({**request.body, "priority": _behind(request.body.get("priority"))}).encode()
         headers = {TENANT_HEADER: self._batch.tenant} if self._batch.tenant else {}
+        pause_s = _FIRST_PAUSE_S
         while True:
             answer = await self._call(request.url, body, headers)
             if answer.status != 503:
                 answers.take(number, request.custom_id, answer)
                 return
             # The queue is full, or no worker is there: not for ever, and the window ends it.
-            await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     async def _expire(self, answers: _Answers) -> None:
         async for line in self._lines_left():
@@ -225,19 +227,17 @@ class _Answers:
 
     def take(self, number: int, custom_id: str, answer: InnerAnswer) -> None:
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-        self._write(number, custom_id, response, None, succeeded=answer.status == 200)
+        line = answer_line(self._id_of(number), custom_id, response=response)
+        self._write(number, line, succeeded=answer.status == 200)
 
     def refuse(self, number: int, error: LineError) -> None:
-        told = {"code": error.code, "message": f"line {number}: {error.message}", "line": number}
-        self._write(number, error.custom_id, None, told, succeeded=False)
+        line = answer_line(self._id_of(number), error.custom_id, error=error.told(number))
+        self._write(number, line, succeeded=False)
 
-    def _write(self, number: int, custom_id: str | None, response: object, error: object, *, succeeded: bool) -> None:
-        line = {
-            "id": f"{self._batch_id.replace('batch_', 'batch_req_')}_{number}",
-            "custom_id": custom_id,
-            "response": response,
-            "error": error,
-        }
+    def _id_of(self, number: int) -> str:
+        return f"{self._batch_id.replace('batch_', 'batch_req_')}_{number}"
+
+    def _write(self, number: int, line: dict[str, Any], *, succeeded: bool) -> None:
         (self._output if succeeded else self._errors).append(_encoded(line))
         self._done.add(number)
         if succeeded:
