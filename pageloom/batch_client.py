@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any, Self
 
 import httpx
 
-from pageloom.batch_lines import LineRequest
+from pageloom.batch_lines import LineRequest, encoded
 
 MAX_TRIES = 8
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
@@ -66,8 +65,7 @@ class BatchClient:
 
     async def ask(self, request: LineRequest) -> BatchAnswer:
         """Whatever the outcome is; raises nothing of HTTP."""
-        # Numbers and half surrogate pairs go as they came.
-        body = json.dumps(request.body).encode()
+        body = encoded(request.body)
         answer = BatchAnswer(response=None)
         pause_s = _FIRST_PAUSE_S
         for attempt in range(MAX_TRIES):

@@ -72,6 +72,14 @@ def answer_line(
     return {"id": answer_id, "custom_id": custom_id, "response": response, "error": error}
 
 
+def encoded(value: object) -> bytes:
+    """JSON as it came: whoever reads it judges numbers and half surrogate pairs, which some encoders refuse."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
 def count_lines(source: BinaryIO, max_line_bytes: int) -> int:
     """So many `read_lines` would give."""
     return sum(1 for _ in _numbered(source, max_line_bytes))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from pageloom.batch_client import BatchAnswer
-from pageloom.batch_lines import LineError, answer_line
+from pageloom.batch_lines import LineError, answer_line, encoded
 
 
 class BatchOutput:
@@ -42,5 +41,5 @@ class BatchOutput:
 
 
 def _write(file: BinaryIO, line: dict[str, Any]) -> None:
-    file.write(json.dumps(line).encode() + b"\n")
+    file.write(encoded(line) + b"\n")
     file.flush()

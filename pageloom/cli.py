@@ -14,6 +14,7 @@ import typer
 
 from pageloom import __version__, config, simulation_config
 from pageloom import options as opt
+from pageloom.batch_options import takes_batch_options
 from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
@@ -79,6 +80,7 @@ def root(
 
 @app.command()
 @opt.takes_request_limits
+@takes_batch_options
 def serve(
     context: typer.Context,
     model: opt.Model = "",
@@ -113,12 +115,6 @@ def serve(
     max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
     max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
     response_ttl: opt.ResponseTtl = config.DEFAULT_RESPONSE_TTL_S,
-    batch_dir: opt.BatchDir = None,
-    batch_concurrency: opt.BatchConcurrency = config.DEFAULT_BATCH_CONCURRENCY,
-    max_file_bytes: opt.MaxFileBytes = config.DEFAULT_MAX_FILE_BYTES,
-    max_stored_files: opt.MaxStoredFiles = config.DEFAULT_MAX_STORED_FILES,
-    max_stored_file_bytes: opt.MaxStoredFileBytes = config.DEFAULT_MAX_STORED_FILE_BYTES,
-    file_ttl: opt.FileTtl = config.DEFAULT_FILE_TTL_S,
     scheduler_port: opt.SchedulerPort = 0,
     step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
@@ -194,6 +190,7 @@ def worker(
 
 @app.command()
 @opt.takes_request_limits
+@takes_batch_options
 def gateway(
     context: typer.Context,
     model: opt.Model = "",
@@ -210,12 +207,6 @@ def gateway(
     max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
     max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
     response_ttl: opt.ResponseTtl = config.DEFAULT_RESPONSE_TTL_S,
-    batch_dir: opt.BatchDir = None,
-    batch_concurrency: opt.BatchConcurrency = config.DEFAULT_BATCH_CONCURRENCY,
-    max_file_bytes: opt.MaxFileBytes = config.DEFAULT_MAX_FILE_BYTES,
-    max_stored_files: opt.MaxStoredFiles = config.DEFAULT_MAX_STORED_FILES,
-    max_stored_file_bytes: opt.MaxStoredFileBytes = config.DEFAULT_MAX_STORED_FILE_BYTES,
-    file_ttl: opt.FileTtl = config.DEFAULT_FILE_TTL_S,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:

@@ -190,7 +190,7 @@ BatchConcurrency = Annotated[
     int, _option("--batch-concurrency", "Requests of batch files that run at once, behind those of clients.", min=1)
 ]
 MaxFileBytes = Annotated[int, _option("--max-file-bytes", "Largest uploaded file.", parser=parse_size, metavar="BYTES")]
-MaxStoredFiles = Annotated[int, _option("--max-stored-files", "Files that are kept.", min=1)]
+MaxStoredFiles = Annotated[int, _option("--max-stored-files", "Files that are kept.", min=0)]
 MaxStoredFileBytes = Annotated[
     int, _option("--max-stored-file-bytes", "Disk space for them.", parser=parse_size, metavar="BYTES")
 ]
@@ -284,8 +284,8 @@ DataParallelSize = Annotated[
 ]
 ApiServerCount = Annotated[
     int,
-    _option("--api-server-count", "Gateway processes that share the port; more than one store no responses.", min=1,
-            max=64),
+    _option("--api-server-count", "Gateway processes that share the port; more than one store nothing for later.",
+            min=1, max=64),
 ]  # fmt: skip
 EndWithParent = Annotated[
     bool,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import structlog
 from pydantic import ValidationError
 
 from gateway.batches.directory import BatchDirectory, write_whole
@@ -22,6 +23,7 @@ from gateway.errors import NotFound
 from pageloom.errors import InvalidRequest
 
 _TAIL_BYTES = 64 * 1024
+_log = structlog.get_logger(__name__)
 
 
 class StoreFull(InvalidRequest):
@@ -80,19 +82,19 @@ class FileStore:
         """Finds what an earlier process has left; removes what is of no use, but not the unfinished files of batches
         that go on."""
         with self._lock:
-            for path in sorted(self._directory.files.iterdir()):
-                if path.suffix == ".json" and path.with_suffix(".jsonl").exists():
-                    self._load_one(path)
-            for path in self._directory.files.iterdir():
-                if path.stem not in self._files and path.stem not in unfinished_ids:
+            for path in list(self._directory.files.glob("file-*")):
+                if not _is_of_use(path, unfinished_ids):
                     path.unlink()
                 elif path.suffix == ".part":
                     self._num_part_bytes += _without_torn_line(path)
+                elif path.suffix == ".json" and path.with_suffix(".jsonl").exists():
+                    self._load_one(path)
 
     def _load_one(self, path: Path) -> None:
         try:
             shown = FileObject.model_validate_json(path.read_bytes())
-        except ValidationError:
+        except ValidationError as error:
+            _log.warning("a stored file cannot be read", path=str(path), because=str(error))
             return
         if shown.id == path.stem:
             self._files[shown.id] = shown
@@ -100,6 +102,8 @@ class FileStore:
     def add(self, source: BinaryIO, num_bytes: int, filename: str, lifetime_s: int | None) -> FileObject:
         """Raises StoreFull."""
         file_id = _new_id()
+        if self._limits.max_files == 0:
+            raise StoreFull("this server stores no files", param="file")
         with self._lock:
             self._forget()
             if len(self._files) + self._num_being_added >= self._limits.max_files:
@@ -224,6 +228,16 @@ class FileStore:
 
 def _new_id() -> str:
     return f"file-{uuid.uuid4().hex}"
+
+
+def _is_of_use(path: Path, unfinished_ids: Collection[str]) -> bool:
+    """Whether it is part of a file, or becomes one; otherwise a crash has left it."""
+    unfinished = path.stem in unfinished_ids
+    if path.suffix == ".json":
+        return unfinished or path.with_suffix(".jsonl").exists()
+    if path.suffix == ".jsonl":
+        return path.with_suffix(".json").exists()
+    return unfinished and path.suffix == ".part"
 
 
 def _sync(path: Path) -> int:

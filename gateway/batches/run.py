@@ -4,7 +4,6 @@ as there are slots, and behind those of clients."""
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,7 +17,7 @@ from gateway.batches.file_store import FileStore, OutputFile
 from gateway.batches.inner_call import Call, InnerAnswer
 from gateway.batches.schemas import BatchError, BatchErrors, Status, StoredBatch
 from gateway.terms import TENANT_HEADER
-from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, read_lines
+from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, encoded, read_lines
 from pageloom.errors import PageloomError
 
 MAX_LINES = 50_000
@@ -148,8 +147,7 @@ class BatchRun:
                 task.add_done_callback(lambda _: self._slots.release())
 
     async def _answer(self, number: int, request: LineRequest, answers: _Answers) -> None:
-        # Not orjson: numbers and surrogates stay as they came, so that the route judges them.
-        body = json.dumps({**request.body, "priority": _behind(request.body.get("priority"))}).encode()
+        body = encoded({**request.body, "priority": _behind(request.body.get("priority"))})
         headers = {TENANT_HEADER: self._batch.tenant} if self._batch.tenant else {}
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -238,20 +236,12 @@ class _Answers:
         return f"{self._batch_id.replace('batch_', 'batch_req_')}_{number}"
 
     def _write(self, number: int, line: dict[str, Any], *, succeeded: bool) -> None:
-        (self._output if succeeded else self._errors).append(_encoded(line))
+        (self._output if succeeded else self._errors).append(encoded(line))
         self._done.add(number)
         if succeeded:
             self._counts.completed += 1
         else:
             self._counts.failed += 1
-
-
-def _encoded(line: object) -> bytes:
-    try:
-        return orjson.dumps(line)
-    except TypeError:
-        # A custom_id with half a surrogate pair, which only an escape can carry.
-        return json.dumps(line).encode()
 
 
 def _line_number(answer_id: str) -> int:

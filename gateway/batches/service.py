@@ -143,7 +143,9 @@ class BatchService:
             write_whole(self._path(batch), batch.model_dump_json().encode())
 
     def _load(self) -> None:
-        batches = [batch for path in self._directory.batches.glob("*.json") if (batch := _read(path)) is not None]
+        for unwritten in self._directory.batches.glob("batch_*.new"):
+            unwritten.unlink()
+        batches = [batch for path in self._directory.batches.glob("batch_*.json") if (batch := _read(path)) is not None]
         batches.sort(key=lambda batch: batch.shown.created_at)
         self._batches = {batch.shown.id: batch for batch in batches}
         unfinished = [batch for batch in batches if not _ended(batch)]
