@@ -11,7 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BodyError
+from pageloom.errors import Overloaded
 
+# They take room on the disk before the store knows of them.
+MAX_UPLOADS = 16
 MAX_FIELDS, MAX_FIELD_BYTES = 8, 4096
 # The boundaries, the heads and the other fields.
 _MAX_FRAMING_BYTES = 64 * 1024
@@ -22,9 +25,19 @@ class UploadRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        num_uploads = 0
 
         async def handle_upload(request: Request) -> Response:
-            return await handle(UploadRequest(request.scope, request.receive))
+            nonlocal num_uploads
+            if request.method != "POST":
+                return await handle(request)
+            if num_uploads >= MAX_UPLOADS:
+                raise Overloaded(f"{MAX_UPLOADS} files arrive now, which is the most")
+            num_uploads += 1
+            try:
+                return await handle(UploadRequest(request.scope, request.receive))
+            finally:
+                num_uploads -= 1
 
         return handle_upload
 

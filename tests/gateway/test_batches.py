@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -19,7 +20,7 @@ from pageloom.errors import Overloaded, StartupError
 from pageloom.outputs import GenerateEvent
 from pageloom.requests import GenerateRequest
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
-from tests.support.scripted_engine import finished, says, tokens
+from tests.support.scripted_engine import ScriptedEngine, finished, says, tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -312,19 +313,18 @@ async def test_the_limits_of_the_store(served_model: ServedModel):
     limits: dict[str, Any] = {"max_file_bytes": 1000, "max_stored_files": 3, "max_stored_file_bytes": 2500}
     async with gateway_server(served_model, **limits) as gateway:
 
-        async def upload(num_bytes: int) -> tuple[int, str]:
-            files = {"file": ("x", b"x" * num_bytes)}
-            answer = await gateway.http.post("/v1/files", files=files, data={"purpose": "batch"})
+        async def upload_bytes(num_bytes: int) -> tuple[int, str]:
+            answer = await upload(gateway, b"x" * num_bytes)
             return answer.status_code, answer.json().get("error", {}).get("message", "")
 
-        assert await upload(1001) == (400, "the file is larger than 1000 bytes")
-        assert await upload(100_000) == (413, "the file is larger than 1000 bytes")
-        assert (await upload(999))[0] == (await upload(1000))[0] == 200
-        status, message = await upload(502)
+        assert await upload_bytes(1001) == (400, "the file is larger than 1000 bytes")
+        assert await upload_bytes(100_000) == (413, "the file is larger than 1000 bytes")
+        assert (await upload_bytes(999))[0] == (await upload_bytes(1000))[0] == 200
+        status, message = await upload_bytes(502)
         assert status == 400
         assert "1999 bytes of files are stored, and 502 more would be over the limit of 2500" in message
-        assert (await upload(500))[0] == 200
-        assert await upload(1) == (400, "3 files are stored, which is the most; delete some")
+        assert (await upload_bytes(500))[0] == 200
+        assert await upload_bytes(1) == (400, "3 files are stored, which is the most; delete some")
 
 
 async def test_answers_that_find_no_room_fail_the_batch(served_model: ServedModel):
@@ -362,6 +362,33 @@ async def test_a_bad_upload_is_refused(gateway: GatewayServer, request_: dict[st
     assert message in answer.json()["error"]["message"]
 
 
+async def upload(gateway: GatewayServer, content: bytes = b"") -> httpx.Response:
+    return await gateway.http.post("/v1/files", files={"file": ("x", content)}, data={"purpose": "batch"})
+
+
+async def test_uploads_at_once_are_bounded(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.upload.MAX_UPLOADS", 1)
+    reading, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        reading.set()
+        await goes_on.wait()
+        yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nabc\r\n--x--\r\n'
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    first = asyncio.create_task(gateway.http.post("/v1/files", content=slow(), headers=headers))
+    await reading.wait()
+    status = 0
+    while status != 503:
+        status = (await upload(gateway)).status_code
+        await asyncio.sleep(0.01)
+    assert (await gateway.http.get("/v1/files")).status_code == 200
+    goes_on.set()
+    assert (await first).json()["bytes"] == 3
+    assert (await upload(gateway)).is_success
+
+
 async def test_files_expire(served_model: ServedModel):
     async with gateway_server(served_model, file_ttl_s=1.0) as gateway:
         file = await gateway.openai.files.create(file=jsonl(line("a")), purpose="batch")
@@ -385,8 +412,9 @@ async def test_a_batch_goes_on_after_a_crash(served_model: ServedModel, tmp_path
     (tmp_path / "crashed/files/file-stray.part").write_bytes(b"x")
     # One that ended in good order goes on as well.
     for directory in ("crashed", "first"):
-        async with gateway_server(served_model, batch_dir=str(tmp_path / directory)) as gateway:
-            gateway.engine.script = says(gateway.encode("two"))
+        engine = ScriptedEngine()
+        engine.script = says(served_model.tokenizer.encode("two", add_special_tokens=False))
+        async with gateway_server(served_model, engine, batch_dir=str(tmp_path / directory)) as gateway:
             ended = await end(gateway, batch.id)
             assert ended.status == "completed"
             assert ended.request_counts.model_dump() == {"total": 6, "completed": 5, "failed": 1}
@@ -394,7 +422,7 @@ async def test_a_batch_goes_on_after_a_crash(served_model: ServedModel, tmp_path
             texts = [answer["response"]["body"]["choices"][0]["text"] for answer in answers]
             assert texts == ["one", "two", "two", "two", "two"]
             assert sorted(answer["custom_id"] for answer in answers) == list("01234")
-            assert len(gateway.engine.requests) == 4
+            assert len(engine.requests) == 4
         assert not list((tmp_path / directory).glob("files/*.part"))
     async with gateway_server(served_model, batch_dir=str(tmp_path / "crashed")) as gateway:
         assert (await gateway.openai.batches.retrieve(batch.id)).status == "completed"
