@@ -13,6 +13,7 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends, Request
 from starlette.types import Receive, Scope
 
+from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.generation import Generation
 from gateway.grammar_compiler import GrammarCompiler
@@ -42,6 +43,7 @@ class Gateway:
     grammar_compiler: GrammarCompiler
     threads: Executor
     responses: ResponseStore
+    batches: BatchService
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """For text work that would hold up the event loop."""
