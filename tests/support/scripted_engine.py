@@ -41,6 +41,7 @@ MODEL = ModelInfo(
     eos_token_ids=(EOS_TOKEN_ID,),
     dtype="float32",
     weights_bytes=1,
+    hidden_size=4,
 )
 WORKER = WorkerInfo(
     worker_id="w", epoch=1, cache=CacheInfo(block_size=16, num_blocks=64, kv_bytes=1), num_free_blocks=64
