@@ -18,7 +18,17 @@ from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
 from gateway.openapi import describe_truly
 from gateway.responses.store import ResponseStore
-from gateway.routes import anthropic_messages, chat, completions, docs_page, models, ops, responses, tokenize
+from gateway.routes import (
+    anthropic_messages,
+    chat,
+    completions,
+    docs_page,
+    embeddings,
+    models,
+    ops,
+    responses,
+    tokenize,
+)
 from gateway.runtime import Gateway
 from gateway.served_model import ServedModel
 from pageloom import __version__
@@ -62,7 +72,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         _allow_browsers(app, config.allowed_origins)
     app.add_middleware(RequestMiddleware, metrics=metrics)
     install_error_handlers(app)
-    for routes in (chat, completions, responses, anthropic_messages, models, tokenize, ops, docs_page):
+    for routes in (chat, completions, embeddings, responses, anthropic_messages, models, tokenize, ops, docs_page):
         app.include_router(routes.router)
     describe_truly(app)
     return app

@@ -16,8 +16,8 @@ class GenerateRequest:
     """A prompt and how to go on from it. `resume` maps a choice to the tokens it already has.
 
     `deadline_s` counts from the arrival. With `wait_for_tokens` no step of a choice is planned before the
-    token of its last one is known. With `pooling` nothing is generated: the one choice ends with the prompt's embedding,
-    and `sampling` means nothing.
+    token of its last one is known. With `pooling` nothing is generated: the one choice ends with the prompt's
+    embedding, and `sampling` means nothing.
     """
 
     request_id: str

@@ -14,8 +14,8 @@ class SlotColumns:
 
     Three counts of a slot's tokens run ahead of each other: `num_computed` <= `num_planned` have their KV
     written once the committed, or all planned, steps have run; `num_known` <= `num_drawn` are the tokens
-    whose values are here, or will be. Of a prompt that is pooled, which draws nothing, all four meet at its end. Known tokens that the sequence's own list lacks are in `tail`, at
-    their index modulo its width.
+    whose values are here, or will be. Of a prompt that is pooled, which draws nothing, all four meet at its end.
+    Known tokens that the sequence's own list lacks are in `tail`, at their index modulo its width.
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:

@@ -227,6 +227,7 @@ def finished(
     stop_token_id: int | None = None,
     error_message: str = "",
     timeline: Timeline | None = None,
+    embedding: bytes = b"",
 ) -> ChoiceFinished:
     return ChoiceFinished(
         choice_index=choice_index,
@@ -236,6 +237,7 @@ def finished(
         stop_token_id=stop_token_id,
         error_message=error_message,
         timeline=timeline,
+        embedding=embedding,
     )
 
 
