@@ -80,7 +80,8 @@ def test_what_means_the_same_is_nearer(client: openai.OpenAI, model_name: str):
     vectors = [np.array(entry.embedding) for entry in answer.data]
     assert all(math.isclose(float(vector @ vector), 1, abs_tol=1e-5) for vector in vectors)
     assert len(vectors[0]) == 576
-    alike, unlike = [], []
+    alike: list[float] = []
+    unlike: list[float] = []
     for one, other in combinations(range(len(texts)), 2):
         (alike if one // 2 == other // 2 else unlike).append(float(vectors[one] @ vectors[other]))
     assert np.mean(alike) > np.mean(unlike)
