@@ -9,9 +9,6 @@ from pydantic import BaseModel, Field
 from gateway.request_model import RequestModel
 from gateway.schemas import MAX_CACHE_SALT_CHARS, TokenIds
 
-# OpenAI's.
-MAX_INPUTS = 2048
-
 
 class EmbeddingRequest(RequestModel):
     """null means the default everywhere."""
@@ -19,14 +16,15 @@ class EmbeddingRequest(RequestModel):
     model: str
     input: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
     )
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     normalize: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None

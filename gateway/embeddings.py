@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from gateway.choice import require_success
 from gateway.embedding_schemas import EmbeddingRequest
 from gateway.metrics import RequestObserver
-from gateway.schemas import MAX_PROMPTS
 from gateway.served_model import ServedModel
 from gateway.terms import Terms
-from gateway.translate import encode, refuse_unsupported
+from gateway.translate import encode
+from gateway.unserved_fields import refuse_unserved
 from pageloom.client import EngineClient
 from pageloom.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from pageloom.outputs import ChoiceFinished
@@ -56,9 +56,10 @@ def translate_embeddings(body: EmbeddingRequest, terms: Terms, model: ServedMode
     )
 
 
-async def embed(client: EngineClient, answer_id: str, job: EmbeddingJob, observer: RequestObserver) -> list[bytes]:
-    """The vectors of all prompts, little-endian float32 [hidden]. No more are at the engine at a time than a completion
-    may have prompts.
+async def embed(
+    client: EngineClient, answer_id: str, job: EmbeddingJob, observer: RequestObserver, *, max_at_once: int
+) -> list[bytes]:
+    """The vectors of all prompts, little-endian float32 [hidden]; at most `max_at_once` are at the engine at a time.
 
     Raises what the engine's calls raise, and then cancels the others.
     """
@@ -70,7 +71,7 @@ async def embed(client: EngineClient, answer_id: str, job: EmbeddingJob, observe
             vectors[index] = await _embed_one(client, f"{answer_id}-{index}", job, index)
             observer.on_finish("stop")
 
-    tasks = [asyncio.create_task(take_turns()) for _ in range(min(MAX_PROMPTS, len(job.prompts)))]
+    tasks = [asyncio.create_task(take_turns()) for _ in range(min(max_at_once, len(job.prompts)))]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -100,7 +101,7 @@ async def _embed_one(client: EngineClient, request_id: str, job: EmbeddingJob, i
 
 
 def _check_fields(body: EmbeddingRequest, info: ModelInfo) -> None:
-    refuse_unsupported(body)
+    refuse_unserved(body)
     for name, accepted in _ONLY_VALUES.items():
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in accepted:
@@ -146,6 +147,8 @@ def _prompt(
         raise ContextLengthExceeded(
             f"This model's maximum context length is {most} tokens. However, {name} has {len(token_ids)}.", param=name
         )
+    if body.truncation_side == "left":
+        return tuple(token_ids[-most:])
     num_last = 0 if isinstance(given, list) else _num_added_at_end(token_ids, body, model)
     return (*token_ids[: most - num_last], *token_ids[len(token_ids) - num_last :])[:most]
 

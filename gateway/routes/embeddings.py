@@ -31,7 +31,8 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: G
     answer_id = f"embd-{uuid.uuid4().hex}"
     observer = RequestObserver(gateway.metrics, started_s, job.num_prompt_tokens, len(job.prompts))
     async with at_engine(gateway, request.scope, request.receive, answer_id, observer):
-        vectors = await embed(gateway.client, answer_id, job, observer)
+        max_at_once = gateway.config.limits.max_prompts
+        vectors = await embed(gateway.client, answer_id, job, observer, max_at_once=max_at_once)
     shown = await gateway.in_thread(
         embeddings_json,
         vectors,

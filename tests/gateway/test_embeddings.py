@@ -146,6 +146,8 @@ class TestWhatIsAsked:
         assert (await post(server, input=long, truncate_prompt_tokens=7)).status_code == 200
         assert [len(request.prompt_token_ids) for request in server.engine.requests] == [MODEL.max_model_len, 7]
         assert server.engine.requests[1].prompt_token_ids == tuple(long[:7])
+        assert (await post(server, input=long, truncate_prompt_tokens=7, truncation_side="left")).status_code == 200
+        assert server.engine.requests[2].prompt_token_ids == tuple(long[-7:])
 
     async def test_a_whole_context(self, server: GatewayServer):
         assert (await post(server, input=[5] * MODEL.max_model_len)).status_code == 200
@@ -160,7 +162,7 @@ class TestRefusals:
             ({"input": ["one", ""]}, "input[1]", "makes no tokens"),
             ({"input": None}, "input", "a string, a list of strings, a list of token ids"),
             ({"input": {"text": "x"}}, "input", "a string, a list of strings, a list of token ids"),
-            ({"input": ["x"] * 2049}, "input", "2049 items; at most 2048"),
+            ({"input": ["x"] * 2049}, "input", "2049 inputs; at most 2048"),
             ({"input": [5, 49152]}, "input", "49152"),
             ({"input": [[5], [-1]]}, "input[1]", "-1"),
             ({"input": [5] * 513}, "input", "maximum context length is 512 tokens. However, input has 513"),

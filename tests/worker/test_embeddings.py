@@ -49,7 +49,7 @@ def make_prompts(lengths: list[int], seed: int = 5) -> list[list[int]]:
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel, prompt: list[int], pooling: Pooling) -> torch.Tensor:
-    states = model.base_model(torch.tensor([prompt])).last_hidden_state[0].float()  # [tokens, hidden]
+    states: torch.Tensor = model.base_model(torch.tensor([prompt])).last_hidden_state[0].float()  # [tokens, hidden]
     return states[-1] if pooling is Pooling.last else states.mean(dim=0)
 
 
