@@ -96,6 +96,8 @@ async def _embed_one(client: EngineClient, request_id: str, job: EmbeddingJob, i
         async for event in events:
             if isinstance(event, ChoiceFinished):
                 require_success(event)
+                if not event.embedding:
+                    raise EngineError("the engine brought no embedding")
                 return event.embedding
     raise EngineError("the engine ended the stream too early")
 
