@@ -29,6 +29,7 @@ from gateway.routes import (
     chat,
     completions,
     docs_page,
+    embeddings,
     files,
     models,
     ops,
@@ -44,7 +45,19 @@ from pageloom.config import GatewayConfig
 
 # Templates and tokenizers release the GIL only in part, so more threads would not help.
 NUM_TEXT_THREADS = 2
-_ROUTES = (chat, completions, responses, anthropic_messages, files, batches, models, tokenize, ops, docs_page)
+_ROUTES = (
+    chat,
+    completions,
+    embeddings,
+    responses,
+    anthropic_messages,
+    files,
+    batches,
+    models,
+    tokenize,
+    ops,
+    docs_page,
+)
 
 
 def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, lifecycle: Lifecycle) -> FastAPI:

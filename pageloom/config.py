@@ -42,6 +42,12 @@ class CpuKernels(StrEnum):
     torch = "torch"
 
 
+class PoolingChoice(StrEnum):
+    auto = "auto"
+    last = "last"
+    mean = "mean"
+
+
 class BlockSize(int, Enum):
     b16 = 16
     b32 = 32
@@ -203,6 +209,7 @@ class WorkerConfig(ServiceConfig):
     quantization: str = "auto"
     cpu_kernels: str = "auto"
     batch_invariant: bool = False
+    pooling: str = "auto"
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -218,6 +225,7 @@ class WorkerConfig(ServiceConfig):
         _require_one_of("dtype", self.dtype, Dtype)
         _require_one_of("quantization", self.quantization, Quantization)
         _require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
+        _require_one_of("pooling", self.pooling, PoolingChoice)
         _require_one_of("block_size", self.block_size, BlockSize)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pageloom import config
-from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, Quantization, flag_name
+from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, PoolingChoice, Quantization, flag_name
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits, described_limits
@@ -106,6 +106,11 @@ BatchInvariant = Annotated[
     bool,
     _option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what "
             "else is in the batch. The C++ kernels are such, with this option or without."),
+]  # fmt: skip
+PoolingOption = Annotated[
+    PoolingChoice,
+    _option("--pooling", "Which hidden state is a prompt's embedding: the last token's, or the mean of all. auto: as "
+            "the model folder's 1_Pooling/config.json says, else the last."),
 ]  # fmt: skip
 MaxModelLen = Annotated[
     int | None,
