@@ -227,6 +227,7 @@ def run_batch(
     max_concurrency: opt.MaxConcurrency = config.DEFAULT_MAX_NUM_SEQS,
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
+    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
     tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
     reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
     dtype: opt.DtypeOption = config.Dtype.auto,

@@ -15,7 +15,7 @@ import structlog
 
 from gateway.batches.file_store import FileStore, OutputFile
 from gateway.batches.inner_call import Call, InnerAnswer
-from gateway.batches.schemas import BatchError, BatchErrors, Status, StoredBatch
+from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, Status, StoredBatch
 from gateway.terms import TENANT_HEADER
 from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, encoded, read_lines
 from pageloom.errors import PageloomError
@@ -179,13 +179,16 @@ class BatchRun:
 
     def _recall(self) -> None:
         """What an earlier run has answered."""
-        counts = self._batch.shown.request_counts
-        counts.completed, counts.failed = 0, 0
+        shown = self._batch.shown
+        counts = shown.request_counts
+        counts.completed, counts.failed, shown.usage = 0, 0, BatchUsage()
         for file_id, is_output in ((self._batch.output_id, True), (self._batch.error_id, False)):
             for text in self._files.unfinished_lines(file_id):
-                self._done.add(_line_number(orjson.loads(text)["id"]))
+                answer = orjson.loads(text)
+                self._done.add(_line_number(answer["id"]))
                 if is_output:
                     counts.completed += 1
+                    shown.usage.add(answer["response"]["body"])
                 else:
                     counts.failed += 1
 
@@ -219,6 +222,7 @@ class _Answers:
     def __init__(self, batch: StoredBatch, output: OutputFile, errors: OutputFile, done: set[int]) -> None:
         self._batch_id = batch.shown.id
         self._counts = batch.shown.request_counts
+        self._usage = batch.shown.usage
         self._output = output
         self._errors = errors
         self._done = done
@@ -227,6 +231,8 @@ class _Answers:
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
         line = answer_line(self._id_of(number), custom_id, response=response)
         self._write(number, line, succeeded=answer.status == 200)
+        if answer.status == 200:
+            self._usage.add(answer.body)
 
     def refuse(self, number: int, error: LineError) -> None:
         line = answer_line(self._id_of(number), error.custom_id, error=error.told(number))

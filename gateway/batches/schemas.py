@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -83,6 +83,33 @@ class RequestCounts(BaseModel):
     failed: int = 0
 
 
+class InputTokensDetails(BaseModel):
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(BaseModel):
+    """What a model has thought is among its output tokens, and not counted apart."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(BaseModel):
+    input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = Field(default_factory=InputTokensDetails)
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = Field(default_factory=OutputTokensDetails)
+    total_tokens: int = 0
+
+    def add(self, answer: Any) -> None:
+        """The usage of one answer, which chats and responses name differently."""
+        usage = answer.get("usage") or {}
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        self.input_tokens += usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+        self.input_tokens_details.cached_tokens += details.get("cached_tokens") or 0
+        self.output_tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
+        self.total_tokens = self.input_tokens + self.output_tokens
+
+
 class BatchObject(BaseModel):
     id: str
     object: Literal["batch"] = "batch"
@@ -103,6 +130,7 @@ class BatchObject(BaseModel):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = Field(default_factory=RequestCounts)
+    usage: BatchUsage = Field(default_factory=BatchUsage)
     metadata: dict[str, str] | None = None
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from gateway.batches.directory import BatchDirectory
 from gateway.served_model import ServedModel
 from pageloom.errors import Overloaded, StartupError
-from pageloom.outputs import GenerateEvent
+from pageloom.outputs import FinishReason, GenerateEvent
 from pageloom.requests import GenerateRequest
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
 from tests.support.scripted_engine import ScriptedEngine, finished, says, tokens
@@ -71,6 +72,10 @@ async def test_each_line_is_answered_as_the_same_request(gateway: GatewayServer)
     assert batch.status == "completed"
     assert batch.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
     assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    prompt_len = len(gateway.engine.requests[0].prompt_token_ids)
+    assert batch.usage.input_tokens == 2 * prompt_len
+    assert batch.usage.input_tokens_details.cached_tokens == 6
+    assert batch.usage.output_tokens == 3 * len(gateway.encode("Bonjour 😀"))
     answers = {answer["custom_id"]: answer for answer in await content(gateway, batch.output_file_id)}
     (failed,) = await content(gateway, batch.error_file_id)
     assert sorted(answers) == ["a", "b"]
@@ -91,7 +96,20 @@ async def test_every_url_of_the_gateway_can_be_asked(gateway: GatewayServer):
     batch = await end(gateway, (await begin(gateway, request, endpoint="/v1/responses")).id)
     (answer,) = await content(gateway, batch.output_file_id)
     assert answer["response"]["body"]["output"][0]["content"][0]["text"] == "one"
+    assert batch.usage.total_tokens == answer["response"]["body"]["usage"]["total_tokens"] > 0
     assert gateway.engine.requests[-1].priority == 1000
+
+
+async def test_embeddings_in_a_batch(gateway: GatewayServer):
+    async def script(_: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        yield finished(0, 0, FinishReason.STOP, embedding=struct.pack("<2f", 3, 4))
+
+    gateway.engine.script = script
+    request = {**line("e"), "url": "/v1/embeddings", "body": {"model": MODEL_NAME, "input": [5, 6]}}
+    batch = await end(gateway, (await begin(gateway, request, endpoint="/v1/embeddings")).id)
+    (answer,) = await content(gateway, batch.output_file_id)
+    assert answer["response"]["body"]["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+    assert (batch.usage.input_tokens, batch.usage.total_tokens) == (2, 2)
 
 
 async def test_wrong_lines_do_not_stop_the_others(gateway: GatewayServer):
@@ -418,6 +436,7 @@ async def test_a_batch_goes_on_after_a_crash(served_model: ServedModel, tmp_path
             ended = await end(gateway, batch.id)
             assert ended.status == "completed"
             assert ended.request_counts.model_dump() == {"total": 6, "completed": 5, "failed": 1}
+            assert ended.usage.output_tokens == 5
             answers = await content(gateway, ended.output_file_id)
             texts = [answer["response"]["body"]["choices"][0]["text"] for answer in answers]
             assert texts == ["one", "two", "two", "two", "two"]
