@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 
@@ -17,10 +18,12 @@ from pageloom.status import GatewayReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging
 
+_GC_THRESHOLD = 20_000
+
 
 def main(config: GatewayConfig, parent: ParentLink) -> None:
     # Before the model, so that a port in use is known at once.
-    bound = bind(config.host, config.port)
+    bound = bind(config.host, config.port, shared=config.shares_port)
     model = load_served_model(config)
     uvloop.run(_serve(config, parent, bound, model))
 
@@ -29,6 +32,12 @@ async def _serve(config: GatewayConfig, parent: ParentLink, bound: socket.socket
     lifecycle = Lifecycle()
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
     server = HttpServer(app, on_listening=lambda: parent.report(GatewayReady(url=url_of(bound))))
+
+    # What start-up made lives as long as the process. Tokens make many objects and no cycles, so a look at them all for
+    # every few hundred would find nothing.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
 
     async def drain(timeout_s: float) -> None:
         await lifecycle.drain(timeout_s)

@@ -11,6 +11,7 @@ import orjson
 
 # Above this only alternatives with one tag in common are told apart, which takes no pairs.
 MAX_PAIRED = 32
+MAX_TAGS = 64
 _MAX_REFERENCES = 32
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 Schema = Mapping[str, Any] | bool
@@ -31,9 +32,9 @@ def _told_apart_by_a_tag(alternatives: Sequence[Schema], definitions: Mapping[st
     values = [_values(schema) for schema in alternatives]
     if _no_two_share(values):
         return True
-    tags = set.intersection(*(_required(schema) for schema in alternatives)) if alternatives else set()
     return all(_types(schema) == {"object"} for schema in alternatives) and any(
-        _no_two_share([_values(_property(schema, tag, definitions)) for schema in alternatives]) for tag in tags
+        _no_two_share(_values(_property(schema, tag, definitions)) for schema in alternatives)
+        for tag in _required_by_all(alternatives)
     )
 
 
@@ -56,7 +57,7 @@ def _disjoint(one: Schema, other: Schema, definitions: Mapping[str, Schema]) -> 
     return any(
         _no_two_share([_values(_property(schema, name, definitions)) for schema in (one, other)])
         or not _types(_property(one, name, definitions)) & _types(_property(other, name, definitions))
-        for name in _required(one) & _required(other)
+        for name in _required_by_all([one, other])
     )
 
 
@@ -75,8 +76,11 @@ def _property(schema: Schema, name: str, definitions: Mapping[str, Schema]) -> S
     return _resolved(schema.get("properties", {}).get(name, True), definitions)
 
 
-def _required(schema: Schema) -> set[str]:
-    return set() if isinstance(schema, bool) else set(schema.get("required", ()))
+def _required_by_all(schemas: Sequence[Schema]) -> list[str]:
+    """In the first one's order, and not so many that trying them takes long."""
+    required: list[list[str]] = [[] if isinstance(schema, bool) else schema.get("required", []) for schema in schemas]
+    in_others = set(required[0]).intersection(*required[1:])
+    return [name for name in required[0] if name in in_others][:MAX_TAGS]
 
 
 def _values(schema: Schema) -> frozenset[bytes] | None:

@@ -1,208 +1,147 @@
-"""One HTTP request at the engine: a stream per prompt, their events merged into one bounded queue of deltas.
-Leaving it cancels the streams."""
+"""One HTTP request at the engine: a stream for each of its prompts, read by one task. Leaving it cancels them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from gateway.choice import Choice, ChoiceDelta
+from gateway.choice import ChoiceDelta
 from gateway.job import Job
 from gateway.metrics import RequestObserver
-from gateway.prompt_logprobs import PromptScores, echoed_tokens
+from gateway.prompt_logprobs import PromptScores
+from gateway.prompt_run import PromptRun
+from gateway.token_counts import TokenCounts
 from pageloom.client import EngineClient
 from pageloom.detokenizer import StopStrings
-from pageloom.errors import EngineError, PageloomError
-from pageloom.outputs import ChoiceFinished, GenerateEvent, PromptLogprobs, TokensGenerated
-from pageloom.requests import GenerateRequest
+from pageloom.engine_session import EngineStream
+from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
+from pageloom.wakeup import Wakeup
 
-# A reader that is slower than the engine makes the queue fill, and then the client's buffer of each
-# request, which joins tokens: what waits is bounded by max_tokens.
-MAX_QUEUED_DELTAS = 256
 # A choice that a stop string ended is cancelled at the engine, which says goodbye after its step.
 GOODBYE_S = 1.0
 
 
-class _PromptDone:
-    """A prompt's last queue item."""
-
-
-_PROMPT_DONE = _PromptDone()
-
-
 class Generation:
-    """Use as async context manager; read with `next_deltas` until it returns None."""
+    """Use as async context manager; read with `next_deltas` until it returns None.
+
+    A reader that is slower than the engine makes tokens join in the streams' buffers: what waits is bounded by
+    max_tokens.
+    """
 
     def __init__(
         self, client: EngineClient, request_id: str, job: Job, tokenizer: Tokenizer, observer: RequestObserver
     ) -> None:
         self._client = client
         self._request_id = request_id
-        self._job = job
-        self._tokenizer = tokenizer
         self._observer = observer
-        self._stops = StopStrings(job.stop)
-        self._queue: asyncio.Queue[ChoiceDelta | _PromptDone | Exception] = asyncio.Queue(MAX_QUEUED_DELTAS)
-        self._prompts_left = len(job.prompts)
+        stops = StopStrings(job.stop)
+        self._runs = [PromptRun(job, index, tokenizer, stops) for index in range(len(job.prompts))]
+        self._wakeup = Wakeup()
+        self._streams: list[EngineStream] = []
+        # What still brings deltas.
+        self._open: list[tuple[PromptRun, EngineStream]] = []
+        self._ready: list[ChoiceDelta] = []
         self._failure: Exception | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        # Of each prompt, if they are scored.
-        self.prompt_scores = [
-            PromptScores(len(prompt.token_ids)) if job.scores_prompts else None for prompt in job.prompts
-        ]
-        # By prompt, deltas that came before its scores were complete.
-        self._held: dict[int, list[ChoiceDelta]] = {}
-        self.num_completion_tokens = 0
-        self.num_cached_tokens = 0
+        self._num_prompt_tokens = job.num_prompt_tokens
+        self._num_completion_tokens = 0
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens so far."""
+        num_cached = 0 if self._open else sum(run.num_cached_tokens for run in self._runs)
+        return TokenCounts(self._num_prompt_tokens, self._num_completion_tokens, num_cached)
+
+    @property
+    def prompt_scores(self) -> list[PromptScores | None]:
+        """Of each prompt, if they are scored; complete when it has ended."""
+        return [run.scores for run in self._runs]
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._run(index)) for index in range(len(self._job.prompts))]
+        try:
+            for index, run in enumerate(self._runs):
+                self._ready += run.begin()
+                if not run.asks:
+                    self._ready += run.end()
+                    continue
+                stream = self._client.start(run.request(f"{self._request_id}-{index}"), self._wakeup)
+                self._streams.append(stream)
+                self._open.append((run, stream))
+        except BaseException:
+            self._leave()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._leave()
+
+    def wake(self) -> None:
+        """Makes `next_deltas` return, if with nothing."""
+        self._wakeup.wake()
 
     async def next_deltas(self) -> list[ChoiceDelta] | None:
-        """What has come since the last call, waiting for at least one; None when all choices have ended.
+        """What has come since the last call, waiting for something or `wake`; None when all choices have ended.
 
         Cancellation loses nothing. Raises what the engine's calls raise.
         """
-        deltas: list[ChoiceDelta] = []
-        while self._prompts_left and not deltas:
-            if self._failure is not None:
-                raise self._failure
-            self._sort_in(await self._queue.get(), deltas)
-            while self._failure is None and not self._queue.empty():
-                self._sort_in(self._queue.get_nowait(), deltas)
-        return deltas or None
+        if not self._ready and self._open and self._failure is None:
+            await self._wakeup.wait()
+            self._collect()
+        if self._ready:
+            deltas, self._ready = self._ready, []
+            for delta in deltas:
+                self._num_completion_tokens += delta.num_tokens
+                self._observer.on_delta(delta)
+            return deltas
+        if self._failure is not None:
+            raise self._failure
+        if self._open:
+            return []
+        await self._goodbyes()
+        return None
 
-    def _sort_in(self, item: ChoiceDelta | _PromptDone | Exception, deltas: list[ChoiceDelta]) -> None:
-        if isinstance(item, ChoiceDelta):
-            self.num_completion_tokens += item.num_tokens
-            self._observer.on_delta(item)
-            deltas.append(item)
-        elif isinstance(item, _PromptDone):
-            self._prompts_left -= 1
-        else:
-            # Raised at the next call: what came before it is delivered first.
-            self._failure = item
-
-    async def _run(self, prompt_index: int) -> None:
+    def _collect(self) -> None:
+        """A failure is raised after what came before it was delivered."""
         try:
-            await self._relay(prompt_index)
+            for entry in tuple(self._open):
+                run, stream = entry
+                for event in stream.take_now():
+                    self._ready.extend(run.take(event))
+                if run.stopped:
+                    stream.cancel(tuple(run.stopped))
+                    run.stopped.clear()
+                if stream.complete and not run.finished:
+                    # Raises why, if it failed.
+                    stream.take_now()
+                if run.finished or stream.complete:
+                    self._open.remove(entry)
+                    self._ready.extend(run.end())
         except Exception as error:
-            await self._queue.put(error)
-        else:
-            await self._queue.put(_PROMPT_DONE)
+            self._failure = error
 
-    async def _relay(self, prompt_index: int) -> None:
-        job = self._job
-        if job.generate or job.scores_prompts:
-            await self._ask(prompt_index)
-        if not job.generate:
-            for index in self._choice_indexes(prompt_index):
-                await self._queue.put(ChoiceDelta(index, "", 0, (), "length"))
+    async def _goodbyes(self) -> None:
+        """Reads to the end of the streams, so that leaving them cancels nothing. The end of a choice at the engine also
+        tells how much of its prompt was cached."""
+        with suppress(TimeoutError, PageloomError):
+            async with asyncio.timeout(GOODBYE_S):
+                while True:
+                    for run, stream in self._started():
+                        for event in stream.take_now():
+                            list(run.take(event))
+                    if all(stream.complete for stream in self._streams):
+                        return
+                    await self._wakeup.wait()
 
-    async def _ask(self, prompt_index: int) -> None:
-        job, prompt = self._job, self._job.prompts[prompt_index]
-        # One is enough to score a prompt.
-        indexes = self._choice_indexes(prompt_index)[: None if job.generate else 1]
-        request = GenerateRequest(
-            request_id=f"{self._request_id}-{prompt_index}",
-            prompt_token_ids=prompt.token_ids,
-            sampling=prompt.sampling,
-            n=len(indexes),
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            tenant=job.terms.tenant,
-            deadline_s=job.terms.left_s(),
-            include_timeline=job.include_timeline,
-        )
-        choices = [Choice(index, prompt_index, job, self._tokenizer, self._stops) for index in indexes]
-        scores = self.prompt_scores[prompt_index]
-        if scores is not None and scores.complete:
-            await self._release(prompt_index, scores)
-        cached: list[int] = []
-        async with aclosing(self._client.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, PromptLogprobs):
-                    await self._take_scores(event, prompt_index, scores)
-                    continue
-                await self._take(event, choices, prompt_index, request.request_id, cached)
-                if all(choice.finished for choice in choices):
-                    break
-            await _goodbyes(events, cached)
-        if not all(choice.finished for choice in choices) or not (scores is None or scores.complete):
-            raise EngineError("the engine ended the stream too early")
-        # Later choices find what the first one computed; the request itself found the least of them.
-        self.num_cached_tokens += min(cached, default=0)
+    def _started(self) -> Iterator[tuple[PromptRun, EngineStream]]:
+        # All prompts of a job are asked for, or none is.
+        return zip(self._runs, self._streams, strict=False)
 
-    async def _take(
-        self,
-        event: TokensGenerated | ChoiceFinished,
-        choices: list[Choice],
-        prompt_index: int,
-        request_id: str,
-        cached: list[int],
-    ) -> None:
-        choice = choices[event.choice_index]
-        if isinstance(event, ChoiceFinished):
-            cached.append(event.num_cached_tokens)
-            delta = choice.finish(event)
-        else:
-            delta = choice.take(event)
-        if delta is None:
-            return
-        if self._job.generate:
-            await self._deliver(delta, prompt_index)
-        if choice.stopped and not isinstance(event, ChoiceFinished):
-            # If the engine is gone, the stream says so.
-            with suppress(PageloomError):
-                await self._client.cancel(request_id, (event.choice_index,))
-
-    async def _deliver(self, delta: ChoiceDelta, prompt_index: int) -> None:
-        scores = self.prompt_scores[prompt_index]
-        if scores is None or scores.complete:
-            await self._queue.put(delta)
-        else:
-            # Another choice than the first may be ahead of it.
-            self._held.setdefault(prompt_index, []).append(delta)
-
-    async def _take_scores(self, part: PromptLogprobs, prompt_index: int, scores: PromptScores | None) -> None:
-        if scores is None:
-            raise EngineError("the engine brought log-probabilities of a prompt that nobody asked for")
-        scores.take(part)
-        if scores.complete:
-            await self._release(prompt_index, scores)
-
-    async def _release(self, prompt_index: int, scores: PromptScores) -> None:
-        """The prompt is scored: its echo may go out, and then what its choices have so far."""
-        num_top = self._job.num_echo_logprobs
-        if num_top is not None:
-            echoed = echoed_tokens(self._job.prompts[prompt_index], scores, num_top)
-            for index in self._choice_indexes(prompt_index):
-                await self._queue.put(ChoiceDelta(index, "", 0, echoed=echoed))
-        for delta in self._held.pop(prompt_index, ()):
-            await self._queue.put(delta)
-
-    def _choice_indexes(self, prompt_index: int) -> range:
-        first = prompt_index * self._job.num_samples
-        return range(first, first + self._job.num_samples)
-
-
-async def _goodbyes(events: AsyncGenerator[GenerateEvent, None], cached: list[int]) -> None:
-    """Reads to the end of the stream, so that closing it cancels nothing. The end of a choice at the
-    engine also tells how much of its prompt was cached."""
-    with suppress(TimeoutError, PageloomError):
-        async with asyncio.timeout(GOODBYE_S):
-            async for event in events:
-                if isinstance(event, ChoiceFinished):
-                    cached.append(event.num_cached_tokens)
+    def _leave(self) -> None:
+        for stream in self._streams:
+            stream.leave()
+        self._streams.clear()

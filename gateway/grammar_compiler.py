@@ -81,7 +81,7 @@ class GrammarCompiler:
             raise Overloaded("too many grammars are being compiled") from None
         process: _GrammarProcess | None = None
         try:
-            process = self._idle_one() or await self._start()
+            process = await self._idle_one() or await self._start()
             async with asyncio.timeout(MAX_COMPILE_S):
                 verdict = await process.find_error(grammar)
             self._keep(key, verdict)
@@ -110,12 +110,12 @@ class GrammarCompiler:
         self._endings.discard(ending)
         self._places.release()
 
-    def _idle_one(self) -> _GrammarProcess | None:
+    async def _idle_one(self) -> _GrammarProcess | None:
         while self._idle:
             process = self._idle.pop()
             if process.alive:
                 return process
-            self._processes.discard(process)
+            await self._end(process)
         return None
 
     def _keep(self, key: bytes, verdict: str) -> None:
@@ -170,7 +170,7 @@ class _GrammarProcess:
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None
+        return self._process.returncode is None and not self._answers.at_eof()
 
     async def load(self, vocabulary: bytes) -> None:
         await self._ask(vocabulary)
@@ -179,7 +179,7 @@ class _GrammarProcess:
         return (await self._ask(grammar.encode())).decode()
 
     async def kill(self) -> None:
-        if self.alive:
+        if self._process.returncode is None:
             self._process.kill()
         self._requests.close()
         await self._process.wait()

@@ -4,20 +4,22 @@ top level. Pure; whether a grammar can be compiled is found by `grammar_compiler
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
 from gateway.json_body import excess_of
 from gateway.json_schema import normalize_schema
-from gateway.lark_text import lark_regex, lark_string
+from gateway.lark_text import lark_literals, lark_regex, lark_string
 from pageloom.errors import InvalidRequest
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_REGEX_CHARS = 16 * 1024
 MAX_SPACES = 8
+NO_SPECIAL_TOKENS: Mapping[str, int] = MappingProxyType({})
 _SPACE = r"(?: |\\[nrt]|[\n\r\t]|\\x(?:20|0[9aAdD]))"
 _SPACE_PATTERN = re.compile(rf"(?:(?:{_SPACE}|\\s|\[{_SPACE}+\])(?:[?*+]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*")
 _UNBOUNDED = re.compile(r"(?P<closed>[*+])|\{(?P<low>\d+),\}")
@@ -86,11 +88,11 @@ def structural_tag(
     triggers: Sequence[str],
     *,
     param: str = "structural_tag",
-    special_tokens: Collection[str] = (),
+    special_tokens: Mapping[str, int] = NO_SPECIAL_TOKENS,
     style: JsonStyle = DEFAULT_STYLE,
 ) -> str:
     """Free text in which each trigger is the beginning of one of the tags that begin so. `special_tokens` are the
-    model's: in a text they are not their letters. Raises InvalidRequest."""
+    model's, with their ids: in a text they are not their letters. Raises InvalidRequest."""
     lines = ["start: (" + " | ".join(f"tags_{index}" for index in range(len(triggers))) + ")* TEXT", "TEXT: /(?s:.*)/"]
     used: set[int] = set()
     for index, trigger in enumerate(triggers):
@@ -102,7 +104,7 @@ def structural_tag(
         if not bodies:
             raise InvalidRequest(f"{param}: no structure begins with the trigger {trigger!r}", param=param)
         if trigger in special_tokens:
-            lines.append(f"tags_{index}: TEXT {trigger} ({' | '.join(bodies)})")
+            lines.append(f"tags_{index}: TEXT {lark_literals(trigger, special_tokens)} ({' | '.join(bodies)})")
         else:
             lines.append(f"trigger_{index}[lazy]: TEXT {lark_string(trigger)}")
             lines.append(f"tags_{index}: trigger_{index} ({' | '.join(bodies)})")
@@ -135,19 +137,10 @@ def _bounded(quantifier: re.Match[str]) -> str:
     return f"{{{low},{max(low, MAX_SPACES)}}}"
 
 
-def _tag_body(tag: Tag, trigger: str, param: str, special_tokens: Collection[str], style: JsonStyle) -> str:
+def _tag_body(tag: Tag, trigger: str, param: str, special_tokens: Mapping[str, int], style: JsonStyle) -> str:
     schema = inline_json_schema({} if tag.schema is None else tag.schema, param=f"{param}.schema", style=style)
-    begin, end = (_literals(text, special_tokens) for text in (tag.begin.removeprefix(trigger), tag.end))
+    begin, end = (lark_literals(text, special_tokens) for text in (tag.begin.removeprefix(trigger), tag.end))
     return f"{begin} %json {schema} {end}"
-
-
-def _literals(text: str, special_tokens: Collection[str]) -> str:
-    """A text as literals, its special tokens as such."""
-    if not special_tokens:
-        return lark_string(text) if text else ""
-    longest_first = sorted(special_tokens, key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
-    return " ".join(part if part in special_tokens else lark_string(part) for part in parts if part)
 
 
 def _styled(schema: object, param: str, style: JsonStyle) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import orjson
 
 from gateway.disjoint_schemas import first_overlap
+from gateway.endless_schemas import endless_definitions
 from gateway.schema_keywords import (
     ANNOTATIONS,
     DEFINITIONS,
@@ -46,6 +47,7 @@ def normalize_schema(schema: object, *, param: str, closed_objects: bool = False
     root = walk.schema(schema, "", 1)
     definitions = walk.definitions()
     walk.settle_one_of(definitions)
+    walk.refuse_endless(definitions)
     if not definitions or isinstance(root, bool):
         return root
     return {**root, "$defs": definitions}
@@ -95,6 +97,11 @@ class _Walk:
                 schema.setdefault("allOf", []).append({"anyOf": alternatives})
             else:
                 schema["anyOf"] = alternatives
+
+    def refuse_endless(self, definitions: Mapping[str, Schema]) -> None:
+        if endless := endless_definitions(definitions):
+            pointer = next(pointer for pointer, name in self._names.items() if name == endless[0])
+            raise self.refuse(pointer, "every value contains another one of the same schema, so none has an end")
 
     def schema(self, schema: object, pointer: str, depth: int) -> Schema:
         self._num_nodes += 1

@@ -21,7 +21,6 @@ from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.middleware import record_of
 from gateway.responses.store import ResponseStore
-from gateway.schemas import PromptTokensDetails, Usage
 from gateway.served_model import ServedModel
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
@@ -84,13 +83,3 @@ async def generating(
         observer.on_end(error)
         raise
     observer.on_end(None)
-
-
-def usage_of(job: Job, generation: Generation) -> Usage:
-    """The tokens so far."""
-    return Usage(
-        prompt_tokens=job.num_prompt_tokens,
-        completion_tokens=generation.num_completion_tokens,
-        total_tokens=job.num_prompt_tokens + generation.num_completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=generation.num_cached_tokens),
-    )

@@ -18,8 +18,9 @@ KEEP_ALIVE_S = 75
 CLOSE_CONNECTIONS_S = 2
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: clients are refused until the gateway serves.
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused until the gateway serves. A `shared` port may be
+    bound by other processes of this user that share it too; the system spreads new connections between them.
 
     Raises StartupError if the address cannot be had.
     """
@@ -27,6 +28,8 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

@@ -12,7 +12,8 @@ from gateway.choice import ChoiceDelta
 from gateway.errors import error_body
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.message_deltas import reasoning_delta, tool_calls_delta
-from gateway.schemas import GenerationRequest, StreamOptions, Usage
+from gateway.schemas import GenerationRequest, StreamOptions
+from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
 
@@ -25,27 +26,27 @@ class ChunkFrame:
     """What surrounds the choices of each chunk. With `include_usage` every chunk has the key `usage`:
     null, or the running total if it is `continuous`."""
 
-    __slots__ = ("_continuous", "_head", "include_usage")
+    __slots__ = ("_head", "include_usage", "is_continuous")
 
     def __init__(self, body: GenerationRequest, answer_id: str, kind: str) -> None:
         options = body.stream_options or StreamOptions()
         shared = {"id": answer_id, "object": kind, "created": int(time.time()), "model": body.model}
         self._head = b"data: " + orjson.dumps(shared)[:-1] + b',"choices":['
-        self._continuous = bool(options.continuous_usage_stats)
+        self.is_continuous = bool(options.continuous_usage_stats)
         self.include_usage = bool(options.include_usage)
 
-    def chunk(self, choice: bytes, usage: Usage | None = None) -> bytes:
-        """`usage` is the running total."""
+    def chunk(self, choice: bytes, counts: TokenCounts | None = None) -> bytes:
+        """`counts` are those so far."""
         if not self.include_usage:
             return self._head + choice + b"]}\n\n"
-        shown = orjson.dumps(usage.model_dump()) if usage is not None and self._continuous else _NULL
+        shown = counts.to_json() if counts is not None and self.is_continuous else _NULL
         return self._head + choice + b'],"usage":' + shown + b"}\n\n"
 
-    def end(self, usage: Usage) -> bytes:
+    def end(self, counts: TokenCounts) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""
         if not self.include_usage:
             return DONE
-        return self._head + b'],"usage":' + orjson.dumps(usage.model_dump()) + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + counts.to_json() + b"}\n\n" + DONE
 
 
 class _ChunkEncoder:
@@ -57,11 +58,11 @@ class _ChunkEncoder:
         self._with_logprobs = with_logprobs
 
     @property
-    def wants_usage(self) -> bool:
-        return self._frame.include_usage
+    def wants_counts(self) -> bool:
+        return self._frame.include_usage and self._frame.is_continuous
 
-    def end(self, usage: Usage) -> bytes:
-        return self._frame.end(usage)
+    def end(self, counts: TokenCounts) -> bytes:
+        return self._frame.end(counts)
 
     def fail(self, error: PageloomError) -> bytes:
         """No [DONE] follows it."""
@@ -75,31 +76,31 @@ class ChatChunkEncoder(_ChunkEncoder):
         super().__init__(frame, tokenizer, with_logprobs=with_logprobs)
         self._begun: set[int] = set()
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         events = b""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            events = self._chunk(delta.index, b'{"role":"assistant","content":""}', usage)
+            events = self._chunk(delta.index, b'{"role":"assistant","content":""}', counts)
         if delta.reasoning:
-            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), usage)
+            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), counts)
         if delta.text or delta.scored:
             logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer)) if self._with_logprobs else _NULL
-            events += self._chunk(delta.index, b'{"content":' + orjson.dumps(delta.text) + b"}", usage, logprobs)
+            events += self._chunk(delta.index, b'{"content":' + orjson.dumps(delta.text) + b"}", counts, logprobs)
         if delta.tool_calls:
-            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), usage)
+            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), counts)
         if delta.finish is not None:
-            events += self._chunk(delta.index, b"{}", usage, finish=_finish(delta))
+            events += self._chunk(delta.index, b"{}", counts, finish=_finish(delta))
         return events
 
     def _chunk(
         self,
         index: int,
         delta: bytes,
-        usage: Usage | None,
+        counts: TokenCounts | None,
         logprobs: bytes = _NULL,
         finish: bytes = b'"finish_reason":null',
     ) -> bytes:
-        return self._frame.chunk(b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish), usage)
+        return self._frame.chunk(b'{"index":%d,"delta":%b,"logprobs":%b,%b}' % (index, delta, logprobs, finish), counts)
 
 
 class CompletionChunkEncoder(_ChunkEncoder):
@@ -111,7 +112,7 @@ class CompletionChunkEncoder(_ChunkEncoder):
         super().__init__(frame, tokenizer, with_logprobs=with_logprobs)
         self._echoes = dict(echoes)
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         text = self._echoes.pop(delta.index, "") + delta.text
         if not text and not delta.scored and not delta.echoed and delta.finish is None:
             return b""
@@ -124,7 +125,7 @@ class CompletionChunkEncoder(_ChunkEncoder):
             logprobs,
             _finish(delta),
         )
-        return self._frame.chunk(choice, usage)
+        return self._frame.chunk(choice, counts)
 
 
 def _finish(delta: ChoiceDelta) -> bytes:

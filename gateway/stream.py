@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -14,8 +15,8 @@ from gateway.choice import ChoiceDelta
 from gateway.errors import ClientDisconnected
 from gateway.generation import Generation
 from gateway.job import Job
-from gateway.runtime import Gateway, generating, usage_of
-from gateway.schemas import Usage
+from gateway.runtime import Gateway, generating
+from gateway.token_counts import TokenCounts
 from pageloom.errors import EngineError, PageloomError
 
 PING_INTERVAL_S = 15.0
@@ -30,16 +31,16 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamEncoder(Protocol):
-    """Deltas of one answer -> server-sent events. `wants_usage`: `encode` is told the tokens so far."""
+    """Deltas of one answer -> server-sent events. `wants_counts`: `encode` is told the tokens so far."""
 
     @property
-    def wants_usage(self) -> bool: ...
+    def wants_counts(self) -> bool: ...
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         """Empty if there is nothing to say yet."""
         ...
 
-    def end(self, usage: Usage) -> bytes: ...
+    def end(self, counts: TokenCounts) -> bytes: ...
 
     def fail(self, error: PageloomError) -> bytes:
         """The last events, instead of `end`."""
@@ -57,12 +58,13 @@ class EventStreamResponse(Response):
         self._answer_id = answer_id
         self._encoder = encoder
         self._started = False
+        self._silence: _Silence | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with generating(self._gateway, scope, receive, self._answer_id, self._job) as generation:
                 await self._relay(generation, send)
-            last = self._encoder.end(usage_of(self._job, generation))
+            last = self._encoder.end(generation.counts)
         except ClientDisconnected:
             return
         except Exception as error:
@@ -72,26 +74,56 @@ class EventStreamResponse(Response):
         await self._write(send, last, more=False)
 
     async def _relay(self, generation: Generation, send: Send) -> None:
-        while (deltas := await self._next_deltas(generation, send)) is not None:
-            usage = usage_of(self._job, generation) if self._encoder.wants_usage else None
-            events = b"".join(self._encoder.encode(delta, usage) for delta in deltas)
-            if events:
-                await self._write(send, events)
+        self._silence = _Silence(generation.wake)
+        try:
+            while (deltas := await generation.next_deltas()) is not None:
+                await self._write(send, self._events(generation, deltas))
+        finally:
+            self._silence.stop()
 
-    async def _next_deltas(self, generation: Generation, send: Send) -> list[ChoiceDelta] | None:
-        while True:
-            try:
-                async with asyncio.timeout(PING_INTERVAL_S):
-                    return await generation.next_deltas()
-            except TimeoutError:
-                # Proxies cut a connection that is silent for long.
-                await self._write(send, sse.PING)
+    def _events(self, generation: Generation, deltas: list[ChoiceDelta]) -> bytes:
+        counts = generation.counts if self._encoder.wants_counts else None
+        events = b"".join([self._encoder.encode(delta, counts) for delta in deltas])
+        # Proxies cut a connection that is silent for long.
+        return events or (sse.PING if self._silence is not None and self._silence.too_long else b"")
 
     async def _write(self, send: Send, events: bytes, *, more: bool = True) -> None:
+        if not events and more:
+            return
+        if self._silence is not None:
+            self._silence.interrupt()
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": _RAW_HEADERS})
         await send({"type": "http.response.body", "body": events, "more_body": more})
+
+
+class _Silence:
+    """Calls `tell` whenever nothing was written for PING_INTERVAL_S; then it is `too_long`.
+
+    One timer for the whole stream, because a timeout for each token would cost as much as encoding it.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._since_s = self._loop.time()
+        self._timer = self._loop.call_later(PING_INTERVAL_S, self._check)
+        self.too_long = False
+
+    def interrupt(self) -> None:
+        self._since_s = self._loop.time()
+        self.too_long = False
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        silent_s = self._loop.time() - self._since_s
+        self.too_long = silent_s >= PING_INTERVAL_S
+        if self.too_long:
+            self._tell()
+        self._timer = self._loop.call_later(PING_INTERVAL_S - (0.0 if self.too_long else silent_s), self._check)
 
 
 def shown_error(error: Exception) -> PageloomError:

@@ -43,12 +43,13 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """OpenAI's field. `structures` and `triggers` belong to the type structural_tag."""
+    """OpenAI's field. To the type structural_tag belong `structures` and `triggers`, or `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
 
 class StructuredOutputs(RequestModel):

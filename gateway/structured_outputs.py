@@ -12,6 +12,7 @@ from gateway.grammars import JsonStyle, Tag
 from gateway.schemas import GenerationRequest
 from gateway.served_model import ServedModel
 from gateway.structured_output_schemas import ResponseFormat, StructuralTag, StructuredOutputs
+from gateway.tag_format import format_grammar
 from pageloom.errors import InvalidRequest
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -102,18 +103,18 @@ def _grammar(text: str, param: str) -> str:
 def _structural_tag(wanted: object, param: str, model: ServedModel, style: JsonStyle) -> str:
     if isinstance(wanted, str):
         wanted = grammars.parse_json(wanted, param)
+    special_tokens = model.tokenizer.special_ids_by_text
     if isinstance(wanted, dict) and wanted.get("format") is not None:
-        raise InvalidRequest(f"{param}.format is not supported; use structures and triggers", param=f"{param}.format")
+        return format_grammar(wanted["format"], param=f"{param}.format", special_tokens=special_tokens, style=style)
     try:
         tag = StructuralTag.model_validate(wanted)
     except ValidationError as error:
         raise _invalid_part(error, param) from None
-    tokenizer = model.tokenizer
     return grammars.structural_tag(
         [Tag(begin=each.begin, schema=each.schema_, end=each.end) for each in tag.structures],
         tag.triggers,
         param=param,
-        special_tokens={tokenizer.token(token_id) for token_id in tokenizer.special_ids},
+        special_tokens=special_tokens,
         style=style,
     )
 

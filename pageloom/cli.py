@@ -114,6 +114,7 @@ def serve(
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     data_parallel_size: opt.DataParallelSize = 1,
+    api_server_count: opt.ApiServerCount = 1,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     record: opt.Record = None,
     end_with_parent: opt.EndWithParent = False,
@@ -130,7 +131,11 @@ def serve(
     worker_config = _config(WorkerConfig, params, metrics_port=worker_metrics_port)
     gateway_config = _config(GatewayConfig, params, served_model_names=_names(params))
     stack_config = StackConfig(
-        scheduler=scheduler_config, worker=worker_config, gateway=gateway_config, num_workers=data_parallel_size
+        scheduler=scheduler_config,
+        worker=worker_config,
+        gateway=gateway_config,
+        num_workers=data_parallel_size,
+        num_gateways=api_server_count,
     )
     sys.exit(serve_stack(stack_config))
 

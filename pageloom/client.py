@@ -10,13 +10,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pageloom import wire
-from pageloom.engine_session import EngineSession
+from pageloom.engine_session import EngineSession, EngineStream
 from pageloom.outputs import GenerateEvent
 from pageloom.requests import EngineInfo, GenerateRequest
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.rpc_channel import open_channel
 from pageloom.rpc_errors import from_grpc_error
 from pageloom.timeline import Timeline
+from pageloom.wakeup import Wakeup
 
 ENGINE_SERVICE = "pageloom.rpc.v1.Engine"
 UNARY_TIMEOUT_S = 5.0
@@ -48,16 +49,20 @@ class EngineClient:
         that are not taken as fast as they come are joined, so a slow reader holds nobody up.
         Raises InvalidRequest, ContextLengthExceeded, DuplicateRequest, Overloaded, Unavailable or EngineError.
         """
-        if self._session is None or self._session.broken:
-            self._session = EngineSession(self._engine)
-        session = self._session
-        stream = session.start(request)
+        stream = self.start(request)
         try:
             while events := await stream.take():
                 for event in events:
                     yield event
         finally:
-            session.leave(stream)
+            stream.leave()
+
+    def start(self, request: GenerateRequest, wakeup: Wakeup | None = None) -> EngineStream:
+        """Sends a request; the caller reads the stream, as `generate` does, and leaves it. One task may read several
+        with a `wakeup` in common. Raises InvalidRequest if it is too large to be sent."""
+        if self._session is None or self._session.broken:
+            self._session = EngineSession(self._engine)
+        return self._session.start(request, wakeup)
 
     async def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         """Cancels some choices of a request (none named: all). Unknown or finished ones are ignored."""

@@ -102,7 +102,8 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(ServiceConfig):
-    """Settings of the HTTP gateway. `model` locates tokenizer and chat template only."""
+    """Settings of the HTTP gateway. `model` locates tokenizer and chat template only. With `shares_port` other gateways
+    of the same user may listen on the port too."""
 
     model: str
     served_model_names: tuple[str, ...]
@@ -114,6 +115,7 @@ class GatewayConfig(ServiceConfig):
     reasoning_parser: str = DEFAULT_PARSER
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    shares_port: bool = False
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
     response_ttl_s: float = DEFAULT_RESPONSE_TTL_S

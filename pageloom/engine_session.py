@@ -16,6 +16,7 @@ from pageloom.requests import GenerateRequest
 from pageloom.rpc.v1 import engine_pb2
 from pageloom.rpc_channel import MAX_MESSAGE_BYTES
 from pageloom.rpc_errors import from_grpc_error
+from pageloom.wakeup import Wakeup
 
 if TYPE_CHECKING:
     # The stubs name it only for type checkers.
@@ -25,15 +26,24 @@ SessionCall = grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.Se
 
 
 class EngineStream(EventBuffer):
-    """One request of a session: read it with `take`, and give it back with `EngineSession.leave`."""
+    """One request of a session: read it, and in the end `leave` it."""
 
-    __slots__ = ("request_id", "stream_id")
+    __slots__ = ("_session", "request_id", "stream_id")
 
-    def __init__(self, stream_id: int, request: GenerateRequest) -> None:
+    def __init__(self, session: EngineSession, stream_id: int, request: GenerateRequest, wakeup: Wakeup | None) -> None:
         # A request for no choices is waiting, too: for its refusal.
-        super().__init__(max(request.n, 1))
+        super().__init__(max(request.n, 1), wakeup)
+        self._session = session
         self.stream_id = stream_id
         self.request_id = request.request_id
+
+    def cancel(self, choice_indexes: tuple[int, ...]) -> None:
+        """Ends some choices, which say so; those that have ended are ignored."""
+        self._session.cancel(self.request_id, choice_indexes)
+
+    def leave(self) -> None:
+        """Nobody reads it any more: cancels what still runs; what comes of it is dropped."""
+        self._session.leave(self)
 
 
 class EngineSession:
@@ -54,9 +64,9 @@ class EngineSession:
         self._outgoing = asyncio.Event()
         self._running = asyncio.create_task(self._run(engine), name="engine session")
 
-    def start(self, request: GenerateRequest) -> EngineStream:
+    def start(self, request: GenerateRequest, wakeup: Wakeup | None = None) -> EngineStream:
         """Sends a request. Raises InvalidRequest if it is too large to be sent."""
-        stream = EngineStream(self._last_stream_id + 1, request)
+        stream = EngineStream(self, self._last_stream_id + 1, request, wakeup)
         message = wire.start_stream_to_proto(stream.stream_id, request)
         if (num_bytes := message.ByteSize()) > MAX_MESSAGE_BYTES:
             # It would end the session, and so every other request of it.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from pageloom.errors import PageloomError
 from pageloom.outputs import ChoiceFinished, GenerateEvent, PromptLogprobs, TokenLogprobs, TokensGenerated
+from pageloom.wakeup import Wakeup
 
 # What has so many is not added to. With the most log-probabilities that may be asked for, an event that got its tokens
 # one by one stays below a quarter of the message limit.
@@ -27,20 +27,19 @@ class EventBuffer:
     """Holds the events of one request, of which one ChoiceFinished for each choice is the last. One task reads.
 
     Tokens that pile up are joined by choice, so what waits here is bounded by the request's own prompt and
-    max_tokens, however slowly it is read.
+    max_tokens, however slowly it is read. One that reads several buffers gives them the same `wakeup`.
     """
 
-    __slots__ = ("_failure", "_finished", "_newest", "_num_unfinished", "_prompt_logprobs", "_waiter", "_waiting")
+    __slots__ = ("_failure", "_finished", "_newest", "_num_unfinished", "_prompt_logprobs", "_waiting", "_wakeup")
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, wakeup: Wakeup | None = None) -> None:
         self._num_unfinished = num_choices
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._waiting: list[_Waiting] = []
         self._newest: dict[int, _Waiting] = {}  # of each choice
         self._finished: list[ChoiceFinished] = []
         self._failure: PageloomError | None = None
-        # Of the one that reads. An asyncio.Event would add half again to what a token costs here.
-        self._waiter: asyncio.Future[None] | None = None
+        self._wakeup = wakeup or Wakeup()
 
     @property
     def complete(self) -> bool:
@@ -49,7 +48,7 @@ class EventBuffer:
 
     def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         self._prompt_logprobs.append(logprobs)
-        self._wake()
+        self._wakeup.wake()
 
     def put_tokens(
         self, choice_index: int, first_index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
@@ -60,31 +59,34 @@ class EventBuffer:
             self._waiting.append(waiting)
         waiting.token_ids.extend(token_ids)
         waiting.logprobs.extend(logprobs)
-        self._wake()
+        self._wakeup.wake()
 
     def put_finished(self, event: ChoiceFinished) -> None:
         self._finished.append(event)
         self._num_unfinished -= 1
-        self._wake()
+        self._wakeup.wake()
 
     def fail(self, error: PageloomError) -> None:
         """The reader gets what is here, and then the error. Means nothing once everything has arrived."""
         if not self.complete:
             self._failure = error
-            self._wake()
+            self._wakeup.wake()
 
     async def take(self) -> list[GenerateEvent]:
         """What has arrived since the last call, waiting for at least one event; nothing once all choices have ended.
 
         Cancellation loses nothing. Raises what `fail` was given.
         """
-        while not (self._waiting or self._finished or self._prompt_logprobs):
+        while not (events := self.take_now()) and self._num_unfinished:
+            await self._wakeup.wait()
+        return events
+
+    def take_now(self) -> list[GenerateEvent]:
+        """As `take`, but nothing if nothing has arrived."""
+        if not (self._waiting or self._finished or self._prompt_logprobs):
             if self._failure is not None:
                 raise self._failure
-            if not self._num_unfinished:
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            return []
         prompt_logprobs, waiting, finished = self._prompt_logprobs, self._waiting, self._finished
         self._prompt_logprobs, self._waiting, self._newest, self._finished = [], [], {}, []
         tokens = [
@@ -97,8 +99,3 @@ class EventBuffer:
             for choice_index, first_index, token_ids, logprobs in waiting
         ]
         return [*prompt_logprobs, *tokens, *finished]
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)

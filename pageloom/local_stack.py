@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
+from urllib.parse import urlsplit
 
 from pageloom.config import MAX_PORT, GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
 from pageloom.errors import InvalidConfig, StartupError
@@ -26,13 +28,16 @@ ReadyT = TypeVar("ReadyT", SchedulerReady, WorkerReady, GatewayReady)
 class StackConfig:
     """Settings of all services. The others dial a unix socket of the scheduler, whatever address they have.
 
-    With several workers each gets a name, a metrics port, its part of the CPU's threads, and a GPU of its own.
+    With several workers each gets a name, a metrics port, its part of the CPU's threads, and a GPU of its own. Several
+    gateways share one port, between which the system spreads connections, and store no responses: the next request
+    may reach another one.
     """
 
     scheduler: SchedulerConfig
     worker: WorkerConfig
     gateway: GatewayConfig | None
     num_workers: int = 1
+    num_gateways: int = 1
 
     def __post_init__(self) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -58,6 +63,10 @@ class StackConfig:
             metrics_port=None if worker.metrics_port is None else worker.metrics_port + index,
             num_threads=worker.num_threads or max(1, num_cores // self.num_workers),
         )
+
+    def gateway_config(self, gateway: GatewayConfig, scheduler_address: str, port: int) -> GatewayConfig:
+        gateway = replace(gateway, scheduler_address=scheduler_address, port=port)
+        return gateway if self.num_gateways == 1 else replace(gateway, shares_port=True, max_stored_responses=0)
 
     def worker_environment(self, index: int) -> dict[str, str]:
         """What differs from this process's own environment."""
@@ -110,7 +119,7 @@ class LocalStack:
         return self.ready(SchedulerReady).address
 
     def pid(self, name: str) -> int:
-        """Of a service that was started: scheduler, worker (or worker-0, ...), gateway."""
+        """Of a service that was started: scheduler, worker (or worker-0, ...), gateway (or gateway-0, ...)."""
         return self._services[name].pid
 
     async def wait_until_ready(self) -> None:
@@ -145,7 +154,18 @@ class LocalStack:
             worker = replace(self._config.worker_config(index), scheduler_address=address)
             await self._start(name, "worker_svc", worker, self._config.worker_environment(index))
         if self._config.gateway is not None:
-            await self._start("gateway", "gateway", replace(self._config.gateway, scheduler_address=address))
+            await self._start_gateways(self._config.gateway, address)
+
+    async def _start_gateways(self, gateway: GatewayConfig, scheduler_address: str) -> None:
+        port = gateway.port
+        if self._config.num_gateways > 1 and port:
+            _require_free(gateway.host, port)
+        for name in self._gateway_names():
+            await self._start(name, "gateway", self._config.gateway_config(gateway, scheduler_address, port))
+            if self._config.num_gateways > 1:
+                # The others take the port that the first one got.
+                await self._ready[name]
+                port = urlsplit(self.ready(GatewayReady).url).port or port
 
     def _socket_path(self) -> str | None:
         path = os.path.join(self._directory.name, "scheduler.sock")
@@ -155,6 +175,10 @@ class LocalStack:
     def _worker_names(self) -> list[str]:
         num_workers = self._config.num_workers
         return ["worker"] if num_workers == 1 else [f"worker-{index}" for index in range(num_workers)]
+
+    def _gateway_names(self) -> list[str]:
+        num_gateways = self._config.num_gateways
+        return ["gateway"] if num_gateways == 1 else [f"gateway-{index}" for index in range(num_gateways)]
 
     async def _start(
         self,
@@ -193,7 +217,16 @@ class LocalStack:
     def _stop_order(self) -> list[tuple[list[str], float]]:
         gateway = self._config.gateway
         return [
-            (["gateway"], 0.0 if gateway is None else gateway.drain_timeout_s),
+            (self._gateway_names(), 0.0 if gateway is None else gateway.drain_timeout_s),
             (["scheduler"], self._config.scheduler.drain_timeout_s),
             (self._worker_names(), 0.0),
         ]
+
+
+def _require_free(host: str, port: int) -> None:
+    """A port to be shared could be bound while the gateways of another stack share it. Raises StartupError."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0).lower()}") from None

@@ -233,6 +233,11 @@ DataParallelSize = Annotated[
     int,
     _option("--data-parallel-size", "Workers, each with a copy of the model, behind the one scheduler.", min=1, max=64),
 ]
+ApiServerCount = Annotated[
+    int,
+    _option("--api-server-count", "Gateway processes that share the port; more than one store no responses.", min=1,
+            max=64),
+]  # fmt: skip
 EndWithParent = Annotated[
     bool,
     _option("--end-with-parent/--no-end-with-parent", "Stop when the process that started this one ends (Linux)."),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pageloom.errors import InvalidRequest
 from pageloom.plan import Admission
@@ -57,7 +58,9 @@ class Constraints:
         self._constraints: list[Constraint | None] = [None] * max_num_seqs
         self._constrained = np.zeros(max_num_seqs, np.bool_)
         self._every_token = _bits(range(vocab_size), vocab_size)
-        self._shifts = torch.arange(8, dtype=torch.uint8, device=device)
+        # What is added to the logits of the 8 tokens of a byte of a mask.
+        flags = torch.arange(256)[:, None] >> torch.arange(8) & 1
+        self._additions = torch.where(flags.bool(), 0.0, -torch.inf).to(device)  # [256, 8]
 
     def bind(self, admission: Admission) -> None:
         """Takes over the constraint and the output of a newly bound slot. Raises InvalidRequest if its grammar cannot
@@ -93,10 +96,11 @@ class Constraints:
         if rows.size == 0:
             return {}
         bits, failures = self._allowed(slots[rows], num_output_tokens[rows])
+        # Looked up by the byte and added: on a CPU, filling by a mask of booleans costs eight times as much.
         packed = torch.from_numpy(bits.view(np.uint8)).to(self._device, non_blocking=True)
-        allowed = (packed[:, :, None] >> self._shifts & 1).view(len(rows), -1)[:, : self._vocab_size].bool()
-        index = torch.from_numpy(rows).to(self._device, non_blocking=True)
-        logits[index] = logits[index].masked_fill_(~allowed, -torch.inf)
+        additions = functional.embedding(packed.int(), self._additions).view(len(rows), -1)[:, : self._vocab_size]
+        for row, addition in zip(rows.tolist(), additions, strict=True):
+            logits[row].add_(addition)
         return failures
 
     def record(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
@@ -112,11 +116,12 @@ class Constraints:
 
     def _fixed(self, sampling: SamplingParams) -> Bits | None:
         """Without what bad words of one token take away."""
-        single = {token_ids[0] for token_ids in sampling.bad_words if len(token_ids) == 1}
+        single = [token_ids[0] for token_ids in sampling.bad_words if len(token_ids) == 1]
         if not sampling.allowed_token_ids and not single:
             return None
-        allowed = sampling.allowed_token_ids or range(self._vocab_size)
-        return _bits(set(allowed) - single, self._vocab_size)
+        allowed = sampling.allowed_token_ids
+        fixed = _bits(allowed, self._vocab_size) if allowed else self._every_token
+        return fixed & ~_bits(single, self._vocab_size)
 
     def _allowed(self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> tuple[Bits, dict[int, str]]:
         """What each of `slots` may draw, [rows, vocab / 32]: nothing, where a message says why."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import structlog
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from pageloom.errors import InvalidRequest, ModelLoadError
 from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.model_files import ModelFiles
-from pageloom.plan import ModelInfo
 from pageloom.tokenizer import Tokenizer, load_tokenizer
 
 log = structlog.get_logger()
@@ -24,27 +23,27 @@ _MAX_CACHED_GRAMMARS = 64
 _MAX_MESSAGE_CHARS = 500
 
 
-class Vocabulary:
-    """A model's tokens, in the shape of llguidance's TokenizerWrapper. Special ones, and ids without a spelling, are no
+class Vocabulary(TokenizerWrapper):
+    """A model's tokens for llguidance, which reads the attributes. Special ones, and ids without a spelling, are no
     text: a grammar has them only where it names them."""
 
-    is_tokenizer_wrapper = True
-
-    def __init__(self, tokenizer: Tokenizer, model: ModelInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.is_tokenizer_wrapper = True
         tokenizer.take_special_tokens_for_text()
         self._tokenizer = tokenizer
-        self.eos_token_id = model.eos_token_ids[0]
+        self.eos_token_id = eos_token_ids[0]
         self.bos_token_id = None
-        self.special_token_ids = sorted(tokenizer.special_ids.union(model.eos_token_ids))
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(model.vocab_size)]
-        self.compiled = LLTokenizer(self, model.vocab_size, list(model.eos_token_ids))
+        self.special_token_ids = sorted(tokenizer.special_ids.union(eos_token_ids))
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.compiled = LLTokenizer(self, vocab_size, list(eos_token_ids))
 
     def __call__(self, text: str) -> list[int]:
         """Tokens whose bytes are exactly `text`, which the grammar leaves no choice about: the model's own where they
         are, otherwise the longest that fit, one after the other."""
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        # A model's tokenizer may put a space before the text, or normalize it.
-        if b"".join(self.tokens[token_id] for token_id in token_ids) == text.encode():
+        # A tokenizer may put a space before the text, normalize it, or have more tokens than the model.
+        spelled = b"".join(self.tokens[token_id] for token_id in token_ids if token_id < len(self.tokens))
+        if spelled == text.encode():
             return token_ids
         return self.compiled.greedy_tokenize(text)
 
@@ -106,9 +105,12 @@ class Match:
             self.matcher.consume_token(token_id)
 
 
-def open_grammars(files: ModelFiles, model: ModelInfo, *, num_threads: int) -> Grammars | None:
-    """None, with the reason in the log, if the model has no tokenizer, or no token that ends a text."""
-    if not model.eos_token_ids:
+def open_grammars(
+    files: ModelFiles, *, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int
+) -> Grammars | None:
+    """For a model whose logits are `vocab_size` wide. None, with the reason in the log, if it has no tokenizer, or no
+    token that ends a text."""
+    if not eos_token_ids:
         log.warning("no grammars: the model has no end-of-sequence token")
         return None
     try:
@@ -116,7 +118,8 @@ def open_grammars(files: ModelFiles, model: ModelInfo, *, num_threads: int) -> G
     except ModelLoadError as error:
         log.warning("no grammars: the model's tokenizer cannot be read", reason=str(error))
         return None
-    return Grammars(Vocabulary(tokenizer, model), num_threads=num_threads)
+    vocabulary = Vocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    return Grammars(vocabulary, num_threads=num_threads)
 
 
 def _message(matcher: LLMatcher) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 from pageloom.outputs import PromptLogprobs
 from worker_svc.prompt_rows import PromptRows
 
-# Of the logits that exist at one time: 32 MB of float32, whatever the chunk and the vocabulary.
-_MAX_LOGITS = 1 << 23
+# Of the logits that exist at one time: 16 MB of float32, whatever the chunk and the vocabulary.
+_MAX_LOGITS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +26,39 @@ class PromptScores:
 NO_SCORES = PromptScores(logprobs={}, failed_slots=())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """What is kept of each row. Made before any logits are: what is kept from between them would leave holes in the
+    memory that the next ones do not fit."""
+
+    scores: Tensor  # [rows] float32
+    ranks: Tensor  # [rows] int64
+    top_token_ids: Tensor  # [rows, top] int64
+    top_scores: Tensor  # [rows, top] float32
+
+
 def score_prompts(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, rows: PromptRows, vocab_size: int
 ) -> PromptScores:
     """`hidden` [rows, hidden] are the states of `rows`; `logits` is the model's."""
-    num_top = min(int(rows.num_tops.max()), vocab_size)
+    num_rows, num_top = len(hidden), min(int(rows.num_tops.max()), vocab_size)
     token_ids = torch.from_numpy(rows.token_ids).to(hidden.device)
+    columns = _Columns(
+        torch.empty(num_rows, dtype=torch.float32, device=hidden.device),
+        torch.empty(num_rows, dtype=torch.int64, device=hidden.device),
+        torch.empty(num_rows, num_top, dtype=torch.int64, device=hidden.device),
+        torch.empty(num_rows, num_top, dtype=torch.float32, device=hidden.device),
+    )
     size = max(1, _MAX_LOGITS // vocab_size)
-    chunks = [
-        _score(logits(hidden_rows).float(), tokens, num_top)
-        for hidden_rows, tokens in zip(torch.split(hidden, size), torch.split(token_ids, size), strict=True)
-    ]
-    scores, ranks, top_ids, top_scores = (torch.cat(columns).cpu() for columns in zip(*chunks, strict=True))
+    for start in range(0, num_rows, size):
+        part = slice(start, start + size)
+        _score(logits(hidden[part]).float(), token_ids[part], columns, part)
+    return _by_slot(columns, rows)
+
+
+def _by_slot(columns: _Columns, rows: PromptRows) -> PromptScores:
+    scores, ranks = columns.scores.cpu(), columns.ranks.cpu()
+    top_token_ids, top_scores = columns.top_token_ids.cpu(), columns.top_scores.cpu()
     bad_rows = scores.isnan()
     logprobs: dict[int, PromptLogprobs] = {}
     failed_slots: list[int] = []
@@ -49,22 +70,26 @@ def score_prompts(
             first_index=first_index,
             logprobs=tuple(scores[part].tolist()),
             ranks=tuple(ranks[part].tolist()),
-            top_token_ids=tuple(top_ids[part, :num_asked].flatten().tolist()),
+            top_token_ids=tuple(top_token_ids[part, :num_asked].flatten().tolist()),
             top_logprobs=tuple(top_scores[part, :num_asked].flatten().tolist()),
         )
     return PromptScores(logprobs=logprobs, failed_slots=tuple(failed_slots))
 
 
-def _score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities and ranks [rows] of `token_ids`, ids and log-probabilities [rows, num_top] of the likeliest.
+def _score(logits: Tensor, token_ids: Tensor, columns: _Columns, part: slice) -> None:
+    """Fills a part of the columns.
 
-    Both come of the same subtraction, so that the likeliest token's is the same number in both, which evaluation
-    tools rely on.
+    Both kinds of log-probabilities come of the same subtraction, so that the likeliest token's is the same number in
+    both, which evaluation tools rely on.
     """
     normalizer = logits.logsumexp(dim=-1, keepdim=True)
     # One logit that is no finite number spoils the row, also for tokens whose own logit is.
     normalizer = normalizer.where(normalizer.isfinite(), torch.nan)
     chosen = logits.gather(-1, token_ids[:, None])
-    ranks = (logits > chosen).sum(dim=-1) + 1
-    top = logits.topk(num_top, dim=-1)
-    return (chosen - normalizer)[:, 0], ranks, top.indices, top.values - normalizer
+    columns.scores[part] = (chosen - normalizer)[:, 0]
+    columns.ranks[part] = (logits > chosen).sum(dim=-1, dtype=torch.int32) + 1
+    num_top = columns.top_scores.shape[1]
+    if num_top:
+        top = logits.topk(num_top, dim=-1)
+        columns.top_token_ids[part] = top.indices
+        columns.top_scores[part] = top.values - normalizer

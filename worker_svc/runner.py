@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import structlog
@@ -51,15 +52,21 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     ggml_types = kept_types(config, checkpoint, kernels.cpu_pool)
     name = f"{kernels.name}, weights quantized as in the file" if ggml_types else kernels.name
     log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
-    model, weights_bytes = load_model(
-        checkpoint,
-        num_positions=longest,
-        dtype=kernels.dtype,
-        device=device,
-        cpu_pool=kernels.cpu_pool,
-        ggml_types=ggml_types,
-        progress=progress,
-    )
+    vocab_size, eos_token_ids = checkpoint.config.vocab_size, _inside_vocabulary(checkpoint)
+    with ThreadPoolExecutor(1) as helper:
+        opening = helper.submit(
+            open_grammars, files, vocab_size=vocab_size, eos_token_ids=eos_token_ids, num_threads=num_threads
+        )
+        model, weights_bytes = load_model(
+            checkpoint,
+            num_positions=longest,
+            dtype=kernels.dtype,
+            device=device,
+            cpu_pool=kernels.cpu_pool,
+            ggml_types=ggml_types,
+            progress=progress,
+        )
+        grammars = opening.result()
     if kernels.cpu_pool is not None:
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)
@@ -68,15 +75,14 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
         name=files.name,
         digest=model_digest(checkpoint.files, kernels.dtype, is_quantized=bool(ggml_types)),
         architecture=checkpoint.architecture,
-        vocab_size=checkpoint.config.vocab_size,
+        vocab_size=vocab_size,
         max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
-        eos_token_ids=_inside_vocabulary(checkpoint),
+        eos_token_ids=eos_token_ids,
         dtype=dtype_name(kernels.dtype),
         weights_bytes=weights_bytes,
     )
     if info.max_model_len < longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    grammars = open_grammars(files, info, num_threads=num_threads)
     return ModelRunner(config, info, model, cache, device, name, grammars)
 
 

@@ -10,7 +10,7 @@ import orjson
 from gateway.anthropic.errors import envelope
 from gateway.choice import ChoiceDelta
 from gateway.errors import status_of
-from gateway.schemas import Usage
+from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
@@ -19,7 +19,7 @@ _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 class MessageEncoder:
     """A `stream.StreamEncoder`. `message` is complete after `end`."""
 
-    wants_usage = False
+    wants_counts = False
 
     def __init__(self, model: str, num_prompt_tokens: int) -> None:
         self.message_id = f"msg_{uuid.uuid4().hex}"
@@ -44,7 +44,7 @@ class MessageEncoder:
             "usage": self._usage,
         }
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         events = self._begin()
         if delta.finish is not None:
             self._last = delta
@@ -62,15 +62,13 @@ class MessageEncoder:
                 events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
         return events
 
-    def end(self, usage: Usage) -> bytes:
+    def end(self, counts: TokenCounts) -> bytes:
         events = self._begin() + self._close()
-        details = usage.prompt_tokens_details
-        num_cached = 0 if details is None else details.cached_tokens
         self._usage = {
-            "input_tokens": usage.prompt_tokens - num_cached,
-            "cache_read_input_tokens": num_cached,
+            "input_tokens": counts.prompt - counts.cached,
+            "cache_read_input_tokens": counts.cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": usage.completion_tokens,
+            "output_tokens": counts.completion,
         }
         events += _event("message_delta", delta=self._stop(), usage=self._usage)
         return events + _event("message_stop")

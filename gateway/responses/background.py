@@ -9,7 +9,7 @@ from gateway.job import Job
 from gateway.middleware import RequestRecord
 from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.store import ResponseStore, StoredResponse
-from gateway.runtime import Gateway, generating, usage_of
+from gateway.runtime import Gateway, generating
 from gateway.stream import shown_error
 
 
@@ -30,7 +30,7 @@ async def _run(
             while (deltas := await generation.next_deltas()) is not None:
                 stored.append(b"".join(encoder.encode(delta, None) for delta in deltas))
                 stored.response = encoder.response
-        stored.append(encoder.end(usage_of(job, generation)))
+        stored.append(encoder.end(generation.counts))
     except asyncio.CancelledError:
         encoder.cancel()
         raise

@@ -10,7 +10,7 @@ import orjson
 from gateway.choice import ChoiceDelta
 from gateway.responses.output_items import Event, OutputItems
 from gateway.responses.response_object import ResponseDraft
-from gateway.schemas import Usage
+from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
 
@@ -19,13 +19,13 @@ class ResponseEncoder:
     """A `stream.StreamEncoder`. `response` is what is known so far; `on_end` is told how it ended, unless nobody was
     left to read it."""
 
-    wants_usage = False
+    wants_counts = False
 
     def __init__(self, draft: ResponseDraft, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
         self._draft = draft
         self._output = OutputItems(tokenizer, with_logprobs=with_logprobs)
         self._num_events = 0
-        self._usage: Usage | None = None
+        self._counts: TokenCounts | None = None
         self.on_end: Callable[[dict[str, Any]], object] = lambda _response: None
 
     @property
@@ -34,7 +34,7 @@ class ResponseEncoder:
 
     @property
     def response(self) -> dict[str, Any]:
-        return self._draft.to_json(self._output.items, self._usage)
+        return self._draft.to_json(self._output.items, self._counts)
 
     def begin(self) -> bytes:
         """The events that come before anything is generated."""
@@ -42,13 +42,13 @@ class ResponseEncoder:
         self._draft.status = "in_progress"
         return created + self._event({"type": "response.in_progress", "response": self.response})
 
-    def encode(self, delta: ChoiceDelta, usage: Usage | None) -> bytes:
+    def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         events = self.begin() if self._num_events == 0 else b""
         self._draft.take(delta)
         return events + b"".join(map(self._event, self._output.take(delta)))
 
-    def end(self, usage: Usage) -> bytes:
-        self._usage = usage
+    def end(self, counts: TokenCounts) -> bytes:
+        self._counts = counts
         events = self.begin() if self._num_events == 0 else b""
         events += b"".join(map(self._event, self._output.finish()))
         self._draft.end()

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.choice import ChoiceDelta, Finish
 from gateway.responses.output_items import Item
 from gateway.responses.schemas import ResponseRequest
-from gateway.schemas import Usage
+from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 
 
@@ -43,7 +43,7 @@ class ResponseDraft:
     def cancel(self) -> None:
         self.status = "cancelled"
 
-    def to_json(self, items: list[Item], usage: Usage | None) -> dict[str, Any]:
+    def to_json(self, items: list[Item], counts: TokenCounts | None) -> dict[str, Any]:
         reason = {"reason": "max_output_tokens"} if self.status == "incomplete" else None
         return {
             "id": self.id,
@@ -55,18 +55,17 @@ class ResponseDraft:
             "incomplete_details": reason,
             "model": self.model,
             "output": [dict(item) for item in items],
-            "usage": None if usage is None else self._usage(usage),
+            "usage": None if counts is None else self._usage(counts),
             **self._asked,
         }
 
-    def _usage(self, usage: Usage) -> dict[str, Any]:
-        details = usage.prompt_tokens_details
+    def _usage(self, counts: TokenCounts) -> dict[str, Any]:
         return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0 if details is None else details.cached_tokens},
-            "output_tokens": usage.completion_tokens,
+            "input_tokens": counts.prompt,
+            "input_tokens_details": {"cached_tokens": counts.cached},
+            "output_tokens": counts.completion,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
-            "total_tokens": usage.total_tokens,
+            "total_tokens": counts.total,
         }
 
 

@@ -13,7 +13,7 @@ from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
 from gateway.routes.documentation import ERRORS, STREAMED
-from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.stream import EventStreamResponse
 from gateway.terms import Terms, read_terms
 from gateway.translate import translate_chat
@@ -33,7 +33,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
         while (deltas := await generation.next_deltas()) is not None:
             for delta in deltas:
                 encoder.encode(delta, None)
-    encoder.end(usage_of(job, generation))
+    encoder.end(generation.counts)
     return _json(encoder.message)
 
 

@@ -16,7 +16,7 @@ from gateway.message_deltas import assistant_message
 from gateway.middleware import record_of
 from gateway.prompt_logprobs import prompt_logprobs_json
 from gateway.routes.documentation import ERRORS, STREAMED
-from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
 from gateway.sse import ChatChunkEncoder, ChunkFrame
 from gateway.stream import EventStreamResponse
@@ -65,7 +65,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
             )
             for index, answer in enumerate(answers)
         ],
-        usage=usage_of(job, generation),
+        usage=generation.counts.usage(),
     )
     shown = answer.model_dump()
     if job.num_prompt_logprobs is not None:

@@ -16,7 +16,7 @@ from gateway.logprobs import completion_logprobs
 from gateway.middleware import record_of
 from gateway.prompt_logprobs import prompt_logprobs_json
 from gateway.routes.documentation import ERRORS, STREAMED
-from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
 from gateway.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.stream import EventStreamResponse
@@ -82,7 +82,7 @@ def _shown(
             )
             for index, answer in enumerate(answers)
         ],
-        usage=usage_of(job, generation),
+        usage=generation.counts.usage(),
     )
     shown = answer.model_dump()
     if job.num_prompt_logprobs is not None:

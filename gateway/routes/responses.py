@@ -20,7 +20,7 @@ from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
 from gateway.routes.documentation import ERRORS, STREAMED
-from gateway.runtime import Gateway, GatewayDependency, generating, usage_of
+from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import ChatCompletionRequest
 from gateway.stream import EVENT_STREAM_HEADERS, EventStreamResponse
 from gateway.terms import Terms, read_terms
@@ -35,6 +35,8 @@ MAX_LISTED = 100
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
+    if body.background and gateway.config.max_stored_responses == 0:
+        raise InvalidRequest("background is not possible: this server stores no responses", param="background")
     if body.background and body.store is False:
         raise InvalidRequest("background needs store to be true", param="background")
     terms = read_terms(request.headers, record_of(request.scope).started_s)
@@ -122,7 +124,7 @@ async def _whole(gateway: Gateway, request: Request, job: Job, encoder: Response
         while (deltas := await generation.next_deltas()) is not None:
             for delta in deltas:
                 encoder.encode(delta, None)
-    encoder.end(usage_of(job, generation))
+    encoder.end(generation.counts)
     return _json(encoder.response)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import psutil
 import pytest
@@ -14,6 +14,7 @@ import pytest_asyncio
 from gateway import grammar_compiler, grammars
 from gateway.grammar_compiler import GrammarCompiler
 from gateway.served_model import ServedModel
+from gateway.tag_format import format_grammar
 from pageloom.errors import EngineError, InvalidRequest, Overloaded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -22,6 +23,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def processes() -> list[psutil.Process]:
     children = psutil.Process().children()
     return [child for child in children if "gateway.grammar_process" in child.cmdline()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 -- what happens in another process is polled
+            await asyncio.sleep(0.01)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -53,6 +60,8 @@ async def test_what_compiles_passes_and_what_does_not_is_explained(compiler: Gra
     assert "no text satisfies it" in await refusal(compiler, grammars.regex(r"[^\s\S]"))
     assert "unknown special token" in await refusal(compiler, grammars.lark("start: <|nothing|>"))
     await compiler.check(grammars.lark('start: <|im_end|> "a"'))
+    tag = {"type": "tag", "begin": "<|im_start|>a", "content": {"type": "any_text"}, "end": "<|im_end|>"}
+    await compiler.check(format_grammar(tag, param="p", special_tokens={"<|im_start|>": 1, "<|im_end|>": 2}))
     assert len(processes()) == 1
 
 
@@ -62,7 +71,7 @@ async def test_a_verdict_is_remembered(compiler: GrammarCompiler):
     message = await refusal(compiler, bad)
     (process,) = processes()
     process.suspend()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(3):
         await compiler.check(good)
         assert await refusal(compiler, bad) == message
     process.resume()
@@ -102,8 +111,8 @@ async def test_a_compilation_without_end_is_killed(compiler: GrammarCompiler, mo
     stuck.suspend()
     started_s = time.monotonic()
     assert "takes longer than" in await refusal(compiler, grammars.choice(["stuck"]))
-    assert time.monotonic() - started_s < 1
-    stuck.wait(timeout=5)
+    assert time.monotonic() - started_s < 3
+    await until(lambda: stuck not in processes())
     await compiler.check(grammars.choice(["stuck"]))
 
 
@@ -120,8 +129,8 @@ async def test_a_crash_is_the_grammars_fault(compiler: GrammarCompiler):
 async def test_a_process_that_died_idle_is_replaced(compiler: GrammarCompiler):
     (process,) = processes()
     process.kill()
-    process.wait(timeout=5)
-    await asyncio.sleep(0.05)
+    await until(lambda: process not in processes())
+    await asyncio.sleep(0.02)
     await compiler.check(grammars.choice(["next"]))
 
 
@@ -130,14 +139,12 @@ async def test_a_slow_grammar_holds_up_no_other(compiler: GrammarCompiler):
     process.suspend()
     slow = asyncio.create_task(compiler.check(grammars.choice(["slow"])))
     await asyncio.sleep(0.01)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(10):
         await compiler.check(grammars.choice(["quick"]))
     process.resume()
     await slow
-    async with asyncio.timeout(5):
-        # One stays, for the next grammar.
-        while len(processes()) > 1:  # noqa: ASYNC110 -- what happens in another process is polled
-            await asyncio.sleep(0.01)
+    # One stays, for the next grammar.
+    await until(lambda: len(processes()) == 1)
 
 
 async def test_too_many_at_once_are_told_to_come_later(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
@@ -149,16 +156,16 @@ async def test_too_many_at_once_are_told_to_come_later(compiler: GrammarCompiler
 
 async def test_it_says_so_if_no_process_can_be_started(served_model: ServedModel, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    num_before = len(processes())
+    before = processes()
     with pytest.raises(EngineError, match="does not start"):
         await GrammarCompiler(served_model.tokenizer).check(grammars.json_object())
-    assert len(processes()) == num_before
+    assert set(processes()) <= set(before)
 
 
 async def test_without_grammars_there_is_no_process(served_model: ServedModel):
-    num_before = len(processes())
+    before = processes()
     compiler = GrammarCompiler(served_model.tokenizer)
-    assert len(processes()) == num_before
+    assert set(processes()) <= set(before)
     await compiler.close()
 
 
@@ -204,7 +211,7 @@ async def test_a_bomb_costs_its_sender_at_most_five_seconds(compiler: GrammarCom
     # Either llguidance can do it, or it is refused.
     assert isinstance(bomb.exception(), InvalidRequest | None)
     assert time.monotonic() - started_s < 5
-    assert longest_s < 0.5, "the event loop went on"
+    assert longest_s < 1.5, "the event loop went on"
     async with asyncio.timeout(5):
         await compiler.check(grammars.choice(["after " + name]))
 

@@ -125,10 +125,10 @@ def test_tags_in_free_text(text: str, allowed: bool):
 
 def test_special_tokens_in_tags_are_tokens():
     tag = Tag(begin="<|call|>f", schema={}, end="x<|end|>")
-    grammar = grammars.structural_tag([tag], ["<|call|>"], special_tokens={"<|call|>", "<|end|>", "<|e"})
+    grammar = grammars.structural_tag([tag], ["<|call|>"], special_tokens={"<|call|>": 5, "<|end|>": 6, "<|e": 7})
     lark = json.loads(grammar)["grammars"][0]["lark_grammar"]
-    assert 'tags_0: TEXT <|call|> ("f" %json ' in lark
-    assert lark.endswith('"x" <|end|>)')
+    assert 'tags_0: TEXT <[5]> ("f" %json ' in lark
+    assert lark.endswith('"x" <[6]>)')
 
 
 def test_tags_and_triggers_belong_together():

@@ -1,5 +1,6 @@
 """The walk over a JSON schema before it is compiled: what is refused, where, and in which form the rest goes on."""
 
+import time
 from typing import Any
 
 import pytest
@@ -165,6 +166,49 @@ def test_references_in_a_circle_are_refused(schema: object):
 
 def test_recursion_through_a_value_is_fine():
     normalize_schema({"properties": {"next": {"$ref": "#"}}, "items": {"anyOf": [{"$ref": "#"}]}}, param="p")
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        NODE,
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/node"}},
+        {"type": "array", "minItems": 2, "prefixItems": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+        {"anyOf": [NODE, {"allOf": [NODE]}]},
+        {**NODE, "properties": {"next": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/node"}}}},
+    ],
+)
+def test_a_schema_whose_values_have_no_end_is_refused(node: object):
+    schema = {"properties": {"a": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}}
+    assert "so none has an end (at /$defs/node)" in refusal(schema)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {**NODE, "required": []},
+        {"anyOf": [NODE, {"type": "null"}]},
+        {**NODE, "type": ["object", "null"]},
+        {"type": "array", "minItems": 1, "prefixItems": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+        {"type": "array", "items": {"$ref": "#/$defs/node"}},
+        {**NODE, "properties": {"next": {"type": "array", "items": {"$ref": "#/$defs/node"}}}},
+    ],
+)
+def test_recursion_that_may_stop_is_fine(node: object):
+    normalize_schema({"properties": {"a": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}}, param="p")
+
+
+def test_a_long_chain_of_definitions_is_walked_once():
+    chain = {
+        f"c{n}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/c{n + 1}"}}, "required": ["x"]}
+        for n in range(3000)
+    }
+    started_s = time.process_time()
+    normalize_schema({"$ref": "#/$defs/c0", "$defs": {**chain, "c3000": {"type": "null"}}}, param="p")
+    assert time.process_time() - started_s < 1
 
 
 def tagged(*tags: object, **more: object) -> list[dict[str, object]]:

@@ -30,8 +30,8 @@ def grammar_of(case: Case) -> str:
     if not grammar:
         assert re.search(r"\(at /.*\)$|the schema false$", refusal), refusal
         return ""
-    if error := error_of(grammar):
-        assert NOT_COMPILED.search(error), (case.name, error)
+    if problem := error_of(grammar):
+        assert NOT_COMPILED.search(problem), (case.name, problem)
         return ""
     return grammar
 

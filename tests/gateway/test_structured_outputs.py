@@ -24,6 +24,18 @@ TAG = {
     "structures": [{"begin": "<fn=a>", "schema": {"type": "integer"}, "end": "</fn>"}],
     "triggers": ["<fn="],
 }
+FORMAT = {
+    "type": "sequence",
+    "elements": [
+        {"type": "const_string", "value": "x"},
+        {
+            "type": "tag",
+            "begin": "[",
+            "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+            "end": "]",
+        },
+    ],
+}
 # A request's fields, a text its grammar allows, one it does not.
 REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_object"}}, '{"any": ["thing"]}', "[]"),
@@ -34,6 +46,8 @@ REQUESTS: list[tuple[dict[str, Any], str, str]] = [
         '{"city": "Oslo", "size": "medium"}',
     ),
     ({"response_format": TAG}, "I call <fn=a>3</fn>.", "<fn=b>3</fn>"),
+    ({"response_format": {"type": "structural_tag", "format": FORMAT}}, "x[3]", "[3]"),
+    ({"structured_outputs": {"structural_tag": {"format": {"type": "regex", "pattern": "a+"}}}}, "aa", "b"),
     ({"structured_outputs": {"json": SCHEMA}}, ANSWER, "{}"),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, ANSWER, "{}"),
     ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, ANSWER.replace(" ", ""), ANSWER),
@@ -178,9 +192,9 @@ def schema_format(schema: object) -> dict[str, Any]:
             "is required",
         ),
         (
-            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}}}},
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {"type": "free"}}}},
             "structured_outputs.structural_tag.format",
-            "use structures and triggers",
+            "must be an object whose type is one of const_string, ",
         ),
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": ".*"}},

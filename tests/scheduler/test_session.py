@@ -533,7 +533,7 @@ class PromptDriver(PuppetDriver):
 async def test_the_examples_of_the_docs_run():
     text = (Path(__file__).parents[2] / "docs/grpc.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     driver = PromptDriver()
     async with engine_server(driver) as address:
         code = "\n".join(examples).replace("127.0.0.1:50051", address)
@@ -544,6 +544,8 @@ async def test_the_examples_of_the_docs_run():
         "FINISH_REASON_LENGTH 2",
         "1 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
         "2 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
+        "[260, 30]",
+        "ends with FINISH_REASON_LENGTH",
         "0.000 s: waited WAIT_REASON_SLOTS ['other']",
         "0.250 s: ran on w, 0 steps, 0 held",
         "['known']",

@@ -6,23 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pageloom.errors import InvalidRequest
+from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.model_files import locate_model
-from pageloom.plan import ModelInfo
 from pageloom.sampling_params import SamplingParams
-from pageloom.tokenizer import load_tokenizer
+from pageloom.tokenizer import Tokenizer, load_tokenizer
 from tests.support.sampler_bench import Bench, tokens_by_slot
-from worker_svc.grammar import Grammars, open_grammars
+from worker_svc.grammar import Grammars, Vocabulary, open_grammars
 
 # Wider than the tokenizer's 49,152 ids, and no multiple of 32.
 VOCAB_SIZE = 49_157
 EOS = (2, 0)
-MODEL = ModelInfo(
-    name="m", digest="d", architecture="llama", vocab_size=VOCAB_SIZE, max_model_len=2048, eos_token_ids=EOS,
-    dtype="float32", weights_bytes=0,
-)  # fmt: skip
 TOKENIZER = load_tokenizer(locate_model(""))
 
 PERSON = {
@@ -49,7 +47,7 @@ def regex(pattern: str) -> str:
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    opened = open_grammars(locate_model(""), MODEL, num_threads=2)
+    opened = open_grammars(locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=2)
     assert opened is not None
     return opened
 
@@ -113,7 +111,7 @@ def test_a_sequence_goes_on_from_its_output_as_if_never_stopped(bench: Bench):
     sampling = SamplingParams(seed=3, temperature=1.0, grammar=schema(PERSON))
     bench.bind(0, sampling)
     whole = list(run_to_end(bench, 0))
-    for num_known in range(1, len(whole)):
+    for num_known in range(1, len(whole), 4):
         bench.bind(5, sampling, output=whole[:num_known])
         assert run_to_end(bench, 5) == whole
 
@@ -148,6 +146,30 @@ def test_logprobs_are_of_the_distribution_before_the_grammar(bench: Bench):
     raw = logits[0].log_softmax(dim=-1)
     assert draws.logprobs[0].logprob == pytest.approx(raw[draws.token_ids[0]].item(), abs=1e-4)
     assert draws.logprobs[0].top_token_ids == tuple(raw.topk(2).indices.tolist())
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text():
+    """What a grammar leaves no choice about is spelled without it, though the tokenizer would."""
+    spellings = ["</s>", "▁", "a", "b", "▁a", "ab", "<0x0A>"]
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            {spelling: token_id for token_id, spelling in enumerate(spellings)},
+            [("▁", "a"), ("a", "b")],
+            byte_fallback=True,
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer = Tokenizer(backend, special_tokens={}, chat_templates={})
+    assert tokenizer.encode("ab", add_special_tokens=False) == [4, 3]
+    vocabulary = Vocabulary(tokenizer, vocab_size=len(spellings), eos_token_ids=(0,))
+    bench = Bench(len(spellings), 2, (0,), Grammars(vocabulary, num_threads=1))
+    bench.bind(0, SamplingParams(seed=0, grammar=regex("ab\n? a")))
+    while 0 not in bench.outputs[0]:
+        bench.sample(torch.zeros(1, len(spellings)), [0])
+    text = b"".join(vocabulary.tokens[token_id] for token_id in bench.outputs[0][:-1])
+    assert re.fullmatch(b"ab\n? a", text)
 
 
 def test_after_the_end_nothing_fails(bench: Bench):
@@ -201,6 +223,23 @@ class TestTrouble:
         assert not bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
         bench.bind(0, SamplingParams(seed=0, temperature=0.0))
         assert bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+
+    def test_one_that_takes_too_much_fails_when_it_does(self, monkeypatch: pytest.MonkeyPatch):
+        """It and those that share its states; the next request with the same grammar begins with none."""
+        limits = {**GRAMMAR_LIMITS, "max_lexer_states": 1200}
+        monkeypatch.setattr("worker_svc.grammar.GRAMMAR_LIMITS", limits)
+        grammars = open_grammars(locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=1)
+        bench = Bench(VOCAB_SIZE, 8, EOS, grammars)
+        hungry = SamplingParams(seed=0, grammar=regex(".*a.{40}b.{40}"))
+        bench.bind(0, hungry)
+        bench.bind(1, SamplingParams(seed=0, grammar=regex("[0-9]{500}")))
+        while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
+            assert len(bench.outputs[0]) < 100
+        assert draws.failures.keys() == {0}
+        assert draws.failures[0].startswith("the grammar cannot be followed any further: lexer error: too many states")
+        assert draws.slots.tolist() == [1]
+        bench.bind(0, hungry)
+        assert not bench.sample(logits_at(0), [0]).failures
 
     def test_a_model_without_a_tokenizer_has_no_grammars(self):
         bench = Bench()

@@ -99,6 +99,7 @@ class History:
                 stop_token_ids=tuple(rng.sample(range(40), rng.choice((0, 0, 3)))),
                 logprobs=rng.choice((None, None, 0)),
                 prompt_logprobs=rng.choice(self.prompt_logprobs),
+                grammar="x" * rng.choice((0, 0, 0, 9)),
             ),
             n=rng.choice((1, 1, 1, 2, 3)),
             priority=rng.choice((-1, 0, 1)) if self.uses_priorities else 0,

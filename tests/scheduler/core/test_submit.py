@@ -158,7 +158,11 @@ def test_a_grammar_needs_an_end_of_sequence_token():
 @pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
 def test_constraints_outside_the_vocabulary(scheduler: Scheduler, field: str):
     for token_id, is_known in ((-1, False), (39, True), (40, False)):
-        sampling = SamplingParams(seed=0, **{field: (token_id,) if field == "allowed_token_ids" else ((3, token_id),)})
+        plain = SamplingParams(seed=0)
+        if field == "allowed_token_ids":
+            sampling = replace(plain, allowed_token_ids=(token_id,))
+        else:
+            sampling = replace(plain, bad_words=((3, token_id),))
         request = GenerateRequest(request_id=f"r{token_id}", prompt_token_ids=(5,), sampling=sampling)
         if is_known:
             scheduler.submit(request, 0.0)

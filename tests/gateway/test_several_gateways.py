@@ -1,0 +1,67 @@
+"""Gateway processes that share a port, before a simulated worker."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
+from pageloom.errors import StartupError
+from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.status import GatewayReady
+
+
+@asynccontextmanager
+async def stack(**settings: object) -> AsyncIterator[LocalStack]:
+    config = StackConfig(
+        scheduler=SchedulerConfig(log_level="error"),
+        worker=WorkerConfig(model="", simulate="fixed:1ms", num_blocks=64, max_model_len=256, log_level="error"),
+        gateway=GatewayConfig(model="", served_model_names=("m",), log_level="error", **{"port": 0, **settings}),
+        num_gateways=2,
+    )
+    async with LocalStack(config, lambda _: None) as services:
+        services.drain = False
+        await services.wait_until_ready()
+        yield services
+
+
+async def test_connections_are_spread_and_all_are_served():
+    async with stack() as services:
+        url = services.ready(GatewayReady).url
+        started: set[str] = set()
+        for _ in range(60):
+            async with httpx.AsyncClient(base_url=url) as client:
+                found = re.search(r"^process_start_time_seconds (\S+)$", (await client.get("/metrics")).text, re.M)
+                assert found is not None
+                started.add(found[1])
+                if (await client.get("/ready")).status_code != 200:
+                    continue
+                answer = await client.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 2})
+                assert answer.status_code == 200, answer.text
+        assert len(started) == 2
+        assert services.pid("gateway-0") != services.pid("gateway-1")
+
+
+async def test_nothing_is_stored_where_the_next_request_may_reach_another():
+    async with stack() as services, httpx.AsyncClient(base_url=services.ready(GatewayReady).url) as client:
+        body = {"model": "m", "input": "Hi", "max_output_tokens": 2}
+        while (answer := await client.post("/v1/responses", json=body)).status_code == 503:
+            pass
+        assert answer.status_code == 200, answer.text
+        assert (await client.get(f"/v1/responses/{answer.json()['id']}")).status_code == 404
+        refused = await client.post("/v1/responses", json={**body, "background": True})
+        assert refused.status_code == 400
+        assert "stores no responses" in refused.json()["error"]["message"]
+
+
+async def test_a_port_in_use_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartupError, match=f"cannot listen on 127.0.0.1:{port}: address already in use"):
+            async with stack(port=port):
+                pass
