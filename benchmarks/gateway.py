@@ -123,8 +123,14 @@ async def _until_it_serves(endpoint: Endpoint) -> None:
 
 
 async def _run(endpoint: Endpoint, num_streams: int, num_tokens: int) -> Summary:
-    lengths = {"prompt": Lengths(mean=PROMPT_LEN), "output": Lengths(mean=num_tokens)}
-    workload = Workload(name="streams", description="", concurrency=num_streams, num_requests=num_streams, **lengths)
+    workload = Workload(
+        name="streams",
+        description="a token at each step",
+        concurrency=num_streams,
+        num_requests=num_streams,
+        prompt=Lengths(mean=PROMPT_LEN),
+        output=Lengths(mean=num_tokens),
+    )
     requests = [
         CompletionRequest(
             prompt_token_ids=tuple(NUM_RESERVED_IDS + (index * 7 + at) % 1000 for at in range(PROMPT_LEN)),

@@ -6,6 +6,7 @@ import gc
 import socket
 import sys
 
+import structlog
 import uvloop
 
 from gateway.app import create_app
@@ -19,6 +20,7 @@ from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging
 
 _GC_THRESHOLD = 20_000
+_log = structlog.get_logger("gateway")
 
 
 def main(config: GatewayConfig, parent: ParentLink) -> None:
@@ -29,9 +31,13 @@ def main(config: GatewayConfig, parent: ParentLink) -> None:
 
 
 async def _serve(config: GatewayConfig, parent: ParentLink, bound: socket.socket, model: ServedModel) -> None:
+    _log.info("sampling defaults", said=model.defaults_source)
     lifecycle = Lifecycle()
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
-    server = HttpServer(app, on_listening=lambda: parent.report(GatewayReady(url=url_of(bound))))
+    server = HttpServer(
+        app,
+        on_listening=lambda: parent.report(GatewayReady(url=url_of(bound), sampling_defaults=model.defaults_source)),
+    )
 
     # What start-up made lives as long as the process. Tokens make many objects and no cycles, so a look at them all for
     # every few hundred would find nothing.

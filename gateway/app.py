@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
@@ -15,8 +16,9 @@ from gateway.grammar_compiler import GrammarCompiler
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
+from gateway.openapi import describe_truly
 from gateway.responses.store import ResponseStore
-from gateway.routes import anthropic_messages, chat, completions, models, ops, responses, tokenize
+from gateway.routes import anthropic_messages, chat, completions, docs_page, models, ops, responses, tokenize
 from gateway.runtime import Gateway
 from gateway.served_model import ServedModel
 from pageloom import __version__
@@ -33,7 +35,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         title="Pageloom",
         version=__version__,
         lifespan=_lifespan,
-        # The documentation pages would load scripts from elsewhere; /openapi.json stays.
+        # FastAPI's pages load scripts from elsewhere; routes/docs_page.py has one that does not.
         docs_url=None,
         redoc_url=None,
         # A redirect loses the body of a POST.
@@ -56,11 +58,25 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
             ttl_s=config.response_ttl_s,
         ),
     )
+    if config.allowed_origins:
+        _allow_browsers(app, config.allowed_origins)
     app.add_middleware(RequestMiddleware, metrics=metrics)
     install_error_handlers(app)
-    for routes in (chat, completions, responses, anthropic_messages, models, tokenize, ops):
+    for routes in (chat, completions, responses, anthropic_messages, models, tokenize, ops, docs_page):
         app.include_router(routes.router)
+    describe_truly(app)
     return app
+
+
+def _allow_browsers(app: FastAPI, origins: Sequence[str]) -> None:
+    """CORS without credentials: the API knows no cookies."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after", "retry-after-ms", "x-should-retry"),
+    )
 
 
 @asynccontextmanager

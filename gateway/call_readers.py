@@ -9,13 +9,16 @@ from typing import Protocol
 from gateway.json_span import WHITESPACE, ContainerSpan, StringSpan
 
 NO_ARGUMENTS = "{}"
+_IDLE_KEYS = ("id", "type", "tool_call_id")
 
 
 class CallReader(Protocol):
     """Reads from behind the call's opening brace. Once `ended` is true, `rest` is what follows the call;
-    with `malformed` it is what cannot be part of one."""
+    with `malformed` it is what cannot be part of one. `begins_otherwise` if members come before the name that calls
+    do not have."""
 
     name: str | None
+    begins_otherwise: bool
     ended: bool
     malformed: bool
     rest: str
@@ -30,6 +33,7 @@ class BareArguments:
 
     def __init__(self, name: str) -> None:
         self.name: str | None = name
+        self.begins_otherwise = False
         self.ended = self.malformed = False
         self.rest = ""
         self._span = ContainerSpan()
@@ -50,6 +54,7 @@ class NamedArguments:
 
     def __init__(self, name_keys: tuple[str, ...], argument_keys: tuple[str, ...]) -> None:
         self.name: str | None = None
+        self.begins_otherwise = False
         self.ended = self.malformed = False
         self.rest = ""
         self._name_keys = name_keys
@@ -88,6 +93,8 @@ class NamedArguments:
         if end < 0:
             return len(text)
         self._key = self._decoded()
+        known = (*self._name_keys, *self._argument_keys, *_IDLE_KEYS)
+        self.begins_otherwise = self.begins_otherwise or (self.name is None and self._key not in known)
         self._step = self._colon
         return end
 

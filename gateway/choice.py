@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.job import Job
+from gateway.message_parser import MessageDelta
 from gateway.prompt_logprobs import EchoedToken
 from gateway.tool_calls import ToolCallDelta, merged
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
@@ -28,8 +29,9 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones.
-    `text` is the answer's content; thinking and calls are beside it.
+    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones, `token_ids` theirs if they
+    were asked for. `text` is the answer's content; thinking and calls are beside it. `num_reasoning_tokens` of the new
+    tokens are the thinking's.
     `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
     finish if it was asked for. `echoed` are the prompt's tokens, once, before those of the choice."""
 
@@ -40,8 +42,10 @@ class ChoiceDelta:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    token_ids: tuple[int, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    num_reasoning_tokens: int = 0
     echoed: tuple[EchoedToken, ...] = ()
 
 
@@ -59,6 +63,7 @@ class Choice:
         self._stop_ids = self._requested_stop_ids.union(job.eos_token_ids)
         self._include_stop = job.include_stop
         self._include_timeline = job.include_timeline
+        self._return_token_ids = job.return_token_ids
         self._detokenizer = Detokenizer(
             tokenizer.token_bytes,
             skipped_ids=_skipped_ids(job, tokenizer),
@@ -91,7 +96,13 @@ class Choice:
             pieces.append(self._text_of(token_id))
             if self._matcher.matched is not None:
                 break
-        delta = self._parsed(ChoiceDelta(self._index, "".join(pieces), self._num_tokens - before, tuple(scored)))
+        num_tokens = self._num_tokens - before
+        delta = ChoiceDelta(self._index, "".join(pieces), num_tokens, tuple(scored))
+        if self._parser is not None:
+            parts = self._parser.push(*pieces)
+            delta = replace(_with_parts(delta, parts), num_reasoning_tokens=parts.num_reasoning_tokens)
+        if self._return_token_ids:
+            delta = replace(delta, token_ids=event.token_ids[:num_tokens])
         self.finished = self._has_stopped() and not self._include_timeline
         if not self.finished:
             return delta
@@ -124,14 +135,10 @@ class Choice:
         return self._matcher.matched is not None or (self._parser is not None and self._parser.ended)
 
     def _last(self, text: str, finish: Finish, stop_reason: str | int | None, event: ChoiceFinished) -> ChoiceDelta:
-        delta = self._parsed(ChoiceDelta(self._index, text, 0))
+        delta = ChoiceDelta(self._index, text, 0)
+        if self._parser is not None:
+            delta = _with_parts(delta, self._parser.push(text))
         return self._ended(replace(delta, finish=finish, stop_reason=stop_reason, timeline=event.timeline))
-
-    def _parsed(self, delta: ChoiceDelta) -> ChoiceDelta:
-        if self._parser is None:
-            return delta
-        parts = self._parser.push(delta.text)
-        return replace(delta, text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
 
     def _ended(self, delta: ChoiceDelta) -> ChoiceDelta:
         """With what the parser held back. An answer with calls ends by them, unless its length ended it."""
@@ -153,6 +160,10 @@ class Choice:
         text = self._detokenizer.push(token_id)
         self._num_chars += len(text)
         return text if self._num_tokens <= self._min_tokens else self._matcher.push(text)
+
+
+def _with_parts(delta: ChoiceDelta, parts: MessageDelta) -> ChoiceDelta:
+    return replace(delta, text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
 
 
 def _skipped_ids(job: Job, tokenizer: Tokenizer) -> frozenset[int]:

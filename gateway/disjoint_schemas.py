@@ -11,7 +11,7 @@ import orjson
 
 # Above this only alternatives with one tag in common are told apart, which takes no pairs.
 MAX_PAIRED = 32
-MAX_TAGS = 64
+MAX_TAGS = 16
 _MAX_REFERENCES = 32
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 Schema = Mapping[str, Any] | bool

@@ -8,9 +8,11 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from gateway.anthropic import errors as anthropic_errors
 from gateway.schemas import ACCEPTED_TYPES
@@ -95,13 +97,15 @@ def error_response(error: PageloomError) -> Response:
     return _json(status, error_body(error), headers)
 
 
-def internal_error_response() -> Response:
+def internal_error_response(path: str) -> Response:
     """For an exception that nobody expected; what it says is for the log, not for the caller."""
-    return _json(500, _envelope("internal error", kind=SERVER_ERROR, param=None, code="internal_error"))
+    message = "internal error"
+    response = _json(500, _envelope(message, kind=SERVER_ERROR, param=None, code="internal_error"))
+    return in_shape_of(path, response, message)
 
 
-def http_error_response(status: int, message: str, *, code: str | None = None) -> Response:
-    return _json(status, _envelope(message, kind=REQUEST_ERROR, param=None, code=code or _HTTP_CODES.get(status)))
+def http_error_response(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Response:
+    return _json(status, _envelope(message, kind=REQUEST_ERROR, param=param, code=code or _HTTP_CODES.get(status)))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -112,46 +116,62 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_pageloom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PageloomError)
-    return _in_its_shape(request, error_response(error), error.message)
+    return in_shape_of(request.scope["path"], error_response(error), error.message)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     invalid = invalid_request(error.errors())
-    return _in_its_shape(request, error_response(invalid), invalid.message)
+    return in_shape_of(request.scope["path"], error_response(invalid), invalid.message)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message, code = str(error.detail), None
+    message, code, param = str(error.detail), None, None
     if isinstance(error, BodyError):
-        code = error.code
+        code, param = error.code, error.param
     elif error.status_code == 404:
         message = f"unknown request URL: {request.method} {request.scope['path']}"
     elif error.status_code == 405:
         message = f"{request.scope['path']} does not take {request.method}"
-    response = http_error_response(error.status_code, message, code=code)
+    response = http_error_response(error.status_code, message, code=code, param=param)
     response.headers.update(error.headers or {})
-    return _in_its_shape(request, response, message)
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(sorted(_methods_of_path(request)))
+    return in_shape_of(request.scope["path"], response, message)
 
 
-def _in_its_shape(request: Request, response: Response, message: str) -> Response:
+def in_shape_of(path: str, response: Response, message: str) -> Response:
     """Clients of the other API read errors of another shape."""
-    if not request.scope["path"].startswith(anthropic_errors.PATH_PREFIX):
+    if not path.startswith(anthropic_errors.PATH_PREFIX):
         return response
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return _json(response.status_code, anthropic_errors.envelope(response.status_code, message), headers)
 
 
+def _methods_of_path(request: Request) -> set[str]:
+    """Of all routes: the framework names only those of the first that has the path."""
+    routes = iter_route_contexts(request.app.routes)
+    return {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+
+
 class BodyError(HTTPException):
-    """The request's body cannot be taken; `code` is the machine-readable code of the error body.
+    """The request's body cannot be taken; `code` and `param` are those of the error body.
 
     An HTTPException, because FastAPI replaces any other that is raised while it reads a body.
     """
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, close: bool = False) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, close: bool = False
+    ) -> None:
         super().__init__(status, message, headers={"connection": "close"} if close else None)
         self.code = code
+        self.param = param
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:

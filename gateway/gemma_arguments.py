@@ -19,6 +19,7 @@ class GemmaArguments:
 
     def __init__(self, name: str, quote: str) -> None:
         self.name: str | None = name
+        self.begins_otherwise = False
         self.ended = self.malformed = False
         self.rest = ""
         self._quote = quote

@@ -48,12 +48,13 @@ class Generation:
         self._failure: Exception | None = None
         self._num_prompt_tokens = job.num_prompt_tokens
         self._num_completion_tokens = 0
+        self._num_reasoning_tokens = 0 if job.thinks else None
 
     @property
     def counts(self) -> TokenCounts:
         """The tokens so far."""
         num_cached = 0 if self._open else sum(run.num_cached_tokens for run in self._runs)
-        return TokenCounts(self._num_prompt_tokens, self._num_completion_tokens, num_cached)
+        return TokenCounts(self._num_prompt_tokens, self._num_completion_tokens, num_cached, self._num_reasoning_tokens)
 
     @property
     def prompt_scores(self) -> list[PromptScores | None]:
@@ -96,6 +97,8 @@ class Generation:
             deltas, self._ready = self._ready, []
             for delta in deltas:
                 self._num_completion_tokens += delta.num_tokens
+                if self._num_reasoning_tokens is not None:
+                    self._num_reasoning_tokens += delta.num_reasoning_tokens
                 self._observer.on_delta(delta)
             return deltas
         if self._failure is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Self
 
 import orjson
@@ -18,6 +20,8 @@ from pageloom.tokenizer import Tokenizer
 # A client has its refusal within 5 s.
 MAX_COMPILE_S = 4
 MAX_WAIT_S, MAX_START_S = 5.0, 20.0
+# Most grammars take a millisecond. From here on the model's steps come first, on a machine without a core to spare.
+DEMOTED_AFTER_S, DEMOTED_NICENESS = 0.1, 19
 # A grammar that takes its time keeps one process busy; the others stay free for those that take a millisecond.
 MAX_PROCESSES, MAX_IDLE_PROCESSES = 4, 1
 MAX_COMPILATIONS = 64
@@ -85,7 +89,7 @@ class GrammarCompiler:
             async with asyncio.timeout(MAX_COMPILE_S):
                 verdict = await process.find_error(grammar)
             self._keep(key, verdict)
-            if len(self._idle) < MAX_IDLE_PROCESSES:
+            if len(self._idle) < MAX_IDLE_PROCESSES and not process.demoted:
                 self._idle.append(process)
                 process = None
             return verdict
@@ -152,6 +156,8 @@ class _GrammarProcess:
         self._process = process
         self._requests = requests
         self._answers = answers
+        # There is no way back to the usual priority.
+        self.demoted = False
 
     @classmethod
     async def start(cls) -> Self:
@@ -176,13 +182,22 @@ class _GrammarProcess:
         await self._ask(vocabulary)
 
     async def find_error(self, grammar: str) -> str:
-        return (await self._ask(grammar.encode())).decode()
+        demotion = asyncio.get_running_loop().call_later(DEMOTED_AFTER_S, self._demote)
+        try:
+            return (await self._ask(grammar.encode())).decode()
+        finally:
+            demotion.cancel()
 
     async def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
         self._requests.close()
         await self._process.wait()
+
+    def _demote(self) -> None:
+        self.demoted = True
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, DEMOTED_NICENESS)
 
     async def _ask(self, payload: bytes) -> bytes:
         self._requests.write(encode_frame(payload))

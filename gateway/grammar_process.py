@@ -3,7 +3,6 @@ of its own, because a compilation cannot be stopped otherwise; `grammar_compiler
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import signal
@@ -20,8 +19,6 @@ from pageloom.grammar_limits import GRAMMAR_LIMITS
 # Above what the process has once the vocabulary is loaded.
 MAX_COMPILE_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 500
-# The model's steps must not wait for a compilation.
-NICENESS = 5
 LONGEST_TOKEN_BYTES = 16
 _STOP_REASONS = {
     "NoExtension": "no text satisfies it",
@@ -78,7 +75,6 @@ def _explained(message: str) -> str:
 
 
 def main(source: BinaryIO, sink: BinaryIO, max_compile_s: float) -> None:
-    os.nice(NICENESS)
     first = _read_frame(source)
     if first is None:
         return

@@ -25,8 +25,9 @@ class Job:
     """What the engine is asked for, and how its tokens become text. Of each prompt it makes `num_samples`
     choices, and the answer shows the `n` likeliest. `generate` is False if all that is asked for is what the prompts
     are: their echo, and how likely they are. Log-probabilities of prompt tokens are told with so many of the likeliest
-    at each: `num_echo_logprobs` with the echo, `num_prompt_logprobs` apart from it; None is without. `message_format`
-    tells the parts of an answer apart, if it may have several."""
+    at each: `num_echo_logprobs` with the echo, `num_prompt_logprobs` apart from it; None is without. With
+    `tokens_as_ids` they name tokens by their ids. `message_format` tells the parts of an answer apart, if it may have
+    several."""
 
     prompts: tuple[Prompt, ...]
     terms: Terms
@@ -41,6 +42,8 @@ class Job:
     skip_special_tokens: bool
     eos_token_ids: tuple[int, ...]
     generate: bool = True
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
     message_format: MessageFormat | None = None
     num_echo_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
@@ -58,9 +61,17 @@ class Job:
         return self.prompts[0].sampling.grammar
 
     @property
+    def thinks(self) -> bool:
+        return self.message_format is not None and self.message_format.reasoning is not None
+
+    @property
     def num_choices(self) -> int:
         """Those that are generated."""
         return self.num_samples * len(self.prompts)
+
+    def prompt_of(self, choice_index: int) -> Prompt:
+        """Of a choice as the answer numbers them."""
+        return self.prompts[choice_index // self.n]
 
     @property
     def num_prompt_tokens(self) -> int:

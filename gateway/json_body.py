@@ -12,8 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BodyError
+from gateway.limits import check_limits
+from pageloom.config import GatewayConfig
+from pageloom.errors import InvalidRequest
 
-MAX_DEPTH = 64
+# Of JSON within a string of a body, such as a schema.
+MAX_INNER_DEPTH = 64
 # A million empty arrays fit 4 MiB, and would hold up everyone else for a second.
 MAX_CONTAINERS = 65_536
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -38,18 +42,28 @@ class JsonRequest(Request):
         """Raises BodyError: 415 for another content type, 413 for a body over the limit."""
         if not hasattr(self, "_body"):
             self._require_json()
-            self._body = await self._read(self.app.state.gateway.config.max_body_bytes)
+            self._body = await self._read(self._config.max_body_bytes)
         return self._body
 
     async def json(self) -> Any:
-        """Raises BodyError (400) unless the body is JSON of bearable shape."""
-        body = await self.body()
-        if excess := excess_of(body):
+        """Raises BodyError (400) unless the body is JSON of bearable shape, and no part of it is too large."""
+        body, limits = await self.body(), self._config.limits
+        if excess := excess_of(body, limits.max_json_depth):
             raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
         try:
-            return orjson.loads(body)
+            value = orjson.loads(body)
+            if isinstance(value, dict):
+                check_limits(value, limits)
         except orjson.JSONDecodeError as error:
             raise BodyError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
+        except InvalidRequest as error:
+            raise BodyError(400, error.message, code=error.code, param=error.param) from None
+        return value
+
+    @property
+    def _config(self) -> GatewayConfig:
+        config: GatewayConfig = self.app.state.gateway.config
+        return config
 
     def _require_json(self) -> None:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -79,18 +93,18 @@ class JsonRequest(Request):
         return bytes(body)
 
 
-def excess_of(body: bytes) -> str | None:
+def excess_of(body: bytes, max_depth: int = MAX_INNER_DEPTH) -> str | None:
     """What the body has too much of. The depth is found by removing the innermost brackets once per
     level, each time in one pass over what is left."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") <= max_depth:
         return None
     brackets = _STRING.sub(b"", body).translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
     if len(brackets) > 2 * MAX_CONTAINERS:
         return f"it has more than {MAX_CONTAINERS} arrays and objects"
-    for _ in range(MAX_DEPTH):
+    for _ in range(max_depth):
         shallower = brackets.replace(b"[]", b"")
         if len(shallower) == len(brackets):
             # Nothing is left, or only what does not match, which the parser reports.
             return None
         brackets = shallower
-    return f"it is nested deeper than {MAX_DEPTH} levels" if brackets else None
+    return f"it is nested deeper than {max_depth} levels" if brackets else None

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from gateway.disjoint_schemas import first_overlap
+from gateway.disjoint_schemas import MAX_PAIRED, first_overlap
 from gateway.endless_schemas import endless_definitions
 from gateway.schema_keywords import (
     ANNOTATIONS,
@@ -31,6 +31,8 @@ MAX_SCHEMA_NODES = 10_000
 MAX_ENUM_VALUES = 1000
 MAX_ENUM_BYTES = 64 * 1024
 MAX_PATTERN_CHARS = 4096
+# Alternatives of oneOf that are compared with each other, each with at most MAX_PAIRED of its own.
+MAX_PAIRS = 10_000
 
 Schema = dict[str, Any] | bool
 # (value, pointer to it, depth) -> the value as it goes on.
@@ -64,6 +66,8 @@ class _Walk:
         self._num_nodes = 0
         self._num_enum_values = 0
         self._num_enum_bytes = 0
+        self._num_pairs = 0
+        self._targets: list[str] = []
         self._names: dict[str, str] = {}
         self._owner = ""
         self._at_top = True
@@ -78,11 +82,11 @@ class _Walk:
     def definitions(self) -> dict[str, Schema]:
         """What has been referred to, by name; each is walked once, however often it is used."""
         done: dict[str, Schema] = {}
-        while len(done) < len(self._names):
-            for pointer, name in list(self._names.items()):
-                if name not in done:
-                    self._owner, self._at_top = name, True
-                    done[name] = self.schema(self._resolve(pointer), pointer, 1)
+        # It grows meanwhile.
+        for pointer in self._targets:
+            name = self._names[pointer]
+            self._owner, self._at_top = name, True
+            done[name] = self.schema(self._resolve(pointer), pointer, 1)
         self._refuse_empty_cycles()
         return done
 
@@ -90,6 +94,9 @@ class _Walk:
         """A grammar cannot count how many alternatives hold, so no two may hold together."""
         for schema, pointer in self._with_one_of:
             alternatives = schema.pop("oneOf")
+            self._num_pairs += min(len(alternatives), MAX_PAIRED) ** 2 // 2
+            if self._num_pairs > MAX_PAIRS:
+                raise self.refuse(f"{pointer}/oneOf", "the schema has too many alternatives in oneOf; use anyOf")
             if overlap := first_overlap(alternatives, definitions):
                 reason = "the alternatives {} and {} of oneOf may both hold, so far as can be told; use anyOf"
                 raise self.refuse(f"{pointer}/oneOf", reason.format(*overlap))
@@ -168,7 +175,10 @@ class _Walk:
             raise self.refuse(pointer, '$ref must be "#" or start with "#/": only this document can be referred to')
         target = unquote(value[1:])
         self._resolve(target, pointer)
-        name = self._names.setdefault(target, f"d{len(self._names)}")
+        if target not in self._names:
+            self._names[target] = f"d{len(self._targets)}"
+            self._targets.append(target)
+        name = self._names[target]
         if self._at_top:
             self._in_place.setdefault(self._owner, {}).setdefault(name, pointer)
         return f"#/$defs/{name}"

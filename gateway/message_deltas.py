@@ -20,14 +20,15 @@ def tool_calls_delta(deltas: Sequence[ToolCallDelta]) -> bytes:
     return orjson.dumps({"tool_calls": [_call(delta) for delta in deltas]})
 
 
-def assistant_message(answer: ChoiceAnswer) -> AssistantMessage:
+def assistant_message(answer: ChoiceAnswer, echo: str = "") -> AssistantMessage:
+    """`echo` is repeated before the content."""
     calls = [
         AnsweredToolCall(id=call.id, function=AnsweredFunction(name=call.name, arguments=call.arguments))
         for call in answer.tool_calls
     ]
-    has_other_parts = bool(calls or answer.reasoning)
+    content = echo + answer.text
     return AssistantMessage(
-        content=None if has_other_parts and not answer.text else answer.text,
+        content=content if content or not (calls or answer.reasoning) else None,
         reasoning_content=answer.reasoning or None,
         reasoning=answer.reasoning or None,
         tool_calls=calls or None,

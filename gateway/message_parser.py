@@ -20,6 +20,7 @@ class MessageDelta:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,17 @@ class MessageParser:
     def ended(self) -> bool:
         return self._calls is not None and self._calls.ended
 
-    def push(self, text: str) -> MessageDelta:
-        parts = list(self._parts(text))
+    def push(self, *texts: str) -> MessageDelta:
+        """Takes the text of one or several tokens, each apart: those from the opening mark to the closing one are
+        the thinking's, also if their text is not shown or not known yet."""
+        parts: list[tuple[str, str, tuple[ToolCallDelta, ...]]] = []
+        num_reasoning_tokens = 0
+        for text in texts:
+            was_thinking = self._is_thinking
+            parts += self._parts(text)
+            num_reasoning_tokens += was_thinking or self._is_thinking
         return MessageDelta(
+            num_reasoning_tokens=num_reasoning_tokens,
             content="".join(content for _, content, _ in parts),
             reasoning="".join(reasoning for reasoning, _, _ in parts) if self._include_reasoning else "",
             tool_calls=merged(tuple(delta for _, _, deltas in parts for delta in deltas)),
@@ -83,6 +92,10 @@ class MessageParser:
         return MessageDelta(
             content=content, reasoning=reasoning if self._include_reasoning else "", tool_calls=merged(deltas)
         )
+
+    @property
+    def _is_thinking(self) -> bool:
+        return self._splitter is not None and self._splitter.is_inside
 
     def _parts(self, text: str) -> Iterator[tuple[str, str, tuple[ToolCallDelta, ...]]]:
         for start in range(0, len(text), _PIECE_CHARS):

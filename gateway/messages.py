@@ -35,5 +35,11 @@ def render_messages(
         continue_final_message=continuing,
         tools=tools or None,
         documents=special_text.marked_json(body.documents) or None,
-        variables=special_text.marked_json(body.chat_template_kwargs),
+        variables=special_text.marked_json({**_effort(body), **(body.chat_template_kwargs or {})}),
     )
+
+
+def _effort(body: ChatCompletionRequest | TokenizeRequest) -> dict[str, str | bool]:
+    """For templates that know one of these variables."""
+    effort = body.reasoning_effort
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}

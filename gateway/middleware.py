@@ -10,7 +10,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import ClientDisconnected, http_error_response, internal_error_response
+from gateway.errors import ClientDisconnected, http_error_response, in_shape_of, internal_error_response
 from gateway.metrics import GatewayMetrics, RequestObserver
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
@@ -70,7 +70,7 @@ class RequestMiddleware:
         refusal = _refusal(scope)
         if refusal is not None:
             status, message = refusal
-            await http_error_response(status, message)(scope, receive, send)
+            await in_shape_of(scope["path"], http_error_response(status, message), message)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
@@ -80,7 +80,7 @@ class RequestMiddleware:
             _log.exception("request failed", request_id=record.request_id)
             if record.status is not None:
                 raise
-            await internal_error_response()(scope, receive, send)
+            await internal_error_response(scope["path"])(scope, receive, send)
 
     def _conclude(self, scope: Scope, record: RequestRecord) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")

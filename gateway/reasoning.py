@@ -62,6 +62,10 @@ class ReasoningSplitter:
         self._has_begun = False
         self._step: Callable[[str], str] = self._inside if is_open else self._before
 
+    @property
+    def is_inside(self) -> bool:
+        return self._step == self._inside
+
     def push(self, text: str) -> tuple[str, str]:
         """Thinking, and text that follows it."""
         while text:
@@ -70,7 +74,7 @@ class ReasoningSplitter:
 
     def finish(self) -> tuple[str, str]:
         """What was held back, once the text has ended."""
-        if self._step == self._inside:
+        if self.is_inside:
             self._think(self._search.finish())
         elif self._step == self._before:
             self._answer += [*self._held, self._partial]

@@ -1,25 +1,23 @@
-"""The OpenAI request and response shapes, with vLLM's extra request fields. Types and sizes only; what
-values mean is decided in `translate.py`, and ranges of sampling parameters in `SamplingParams`."""
+"""The OpenAI request and response shapes, with vLLM's extra request fields. Types only: what values
+mean is decided in `translate.py`, how large they may be in `limits.py`, ranges of sampling parameters in
+`SamplingParams`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.request_model import RequestModel
 from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
 from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
 from pageloom.timeline import Timeline
 
-MAX_MESSAGES = 2048
-MAX_PROMPTS = 256
-MAX_CHOICES = 128
-MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 128
-MAX_TOOLS = 128
+# It becomes part of the answer's id.
+REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
 
 # What fields that take several types accept, for error messages.
 ACCEPTED_TYPES: Mapping[str, str] = {
@@ -34,7 +32,10 @@ ACCEPTED_TYPES: Mapping[str, str] = {
 # fail_fast: a list of a million wrong items must not become a million errors.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+NonEmptyString = Annotated[str, Field(min_length=1)]
+NonEmptyStrings = Annotated[list[NonEmptyString], Field(fail_fast=True)]
+# An answer has the key only if it has the value.
+IF_ASKED = Field(exclude_if=lambda value: value is None)
 
 
 class StreamOptions(RequestModel):
@@ -48,8 +49,8 @@ class GenerationRequest(RequestModel):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -60,28 +61,39 @@ class GenerationRequest(RequestModel):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
+    bad_words: NonEmptyStrings | None = None
+    # An empty list would allow nothing.
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: Annotated[str, Field(pattern=REQUEST_ID_PATTERN)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
     include_timeline: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    # Without effect on an answer, whatever they say.
     user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: (
-        str
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-    )
+    prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     suffix: str | None = None
@@ -117,19 +129,21 @@ class ChatMessage(RequestModel):
 class TemplateOptions(RequestModel):
     """How messages become a prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
     max_completion_tokens: int | None = None
+    echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -138,14 +152,25 @@ class ChatCompletionRequest(GenerationRequest, TemplateOptions):
 class TokenizeRequest(RequestModel):
     """Either `prompt` or `messages`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
+
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     return_token_strs: bool | None = None
 
 
@@ -158,11 +183,20 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
+    """`completion_tokens_details` comes with models that think."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | None, Field(exclude_if=lambda details: details is None)
+    ] = None
 
 
 class TopLogprob(BaseModel):
@@ -180,12 +214,13 @@ class ChatLogprobs(BaseModel):
 
 
 class AnsweredChoice(BaseModel):
-    """`timeline` comes if the request asked for it."""
+    """`timeline` and `token_ids` come if the request asked for them."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
-    timeline: Annotated[Timeline | None, Field(exclude_if=lambda timeline: timeline is None)] = None
+    timeline: Annotated[Timeline | None, IF_ASKED] = None
+    token_ids: Annotated[list[int] | None, IF_ASKED] = None
 
 
 class ChatChoice(AnsweredChoice):
@@ -200,18 +235,19 @@ class PromptTokenLogprob(BaseModel):
 
 
 # By token id; null for the first token of the prompt.
-PromptLogprobsAnswer = Annotated[
-    list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=lambda answer: answer is None)
-]
+PromptLogprobsAnswer = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, IF_ASKED]
 
 
 class ChatCompletionResponse(BaseModel):
+    """`prompt_token_ids` come with the choices' `token_ids`."""
+
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: Annotated[list[int] | None, IF_ASKED] = None
     prompt_logprobs: PromptLogprobsAnswer = None
 
 
@@ -225,6 +261,7 @@ class CompletionLogprobs(BaseModel):
 class CompletionChoice(AnsweredChoice):
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_token_ids: Annotated[list[int] | None, IF_ASKED] = None
     prompt_logprobs: PromptLogprobsAnswer = None
 
 

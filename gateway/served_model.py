@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from gateway.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
+from gateway.sampling_defaults import load_sampling_defaults
 from gateway.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
 from pageloom.chat_template import ChatTemplate, load_chat_template, load_tool_use_template
 from pageloom.config import GatewayConfig
-from pageloom.errors import InvalidConfig, InvalidRequest, ModelLoadError, ModelNotFound
+from pageloom.errors import InvalidConfig, ModelNotFound
 from pageloom.model_files import locate_model
 from pageloom.sampling_params import SamplingParams
-from pageloom.tokenizer import Tokenizer, load_tokenizer, read_json_object
-
-# generation_config.json's name -> ours.
-_DEFAULT_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-_log = structlog.get_logger(__name__)
+from pageloom.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """`names` are what requests may call it, the first being the one that is listed. `defaults` hold
-    for what a request leaves out; they come from the model's generation_config.json. `tool_format` and
+    for what a request leaves out; `defaults_source` says for people where they come from. `tool_format` and
     `reasoning_format` are how it writes calls and thinking; the latter is None if it does not think."""
 
     names: tuple[str, ...]
@@ -41,6 +28,7 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     defaults: SamplingParams
+    defaults_source: str
     tool_format: ToolFormat = GENERIC_JSON
     reasoning_format: ReasoningFormat | None = None
     tool_use_template: ChatTemplate | None = None
@@ -61,7 +49,7 @@ def load_served_model(config: GatewayConfig) -> ServedModel:
     """Reads tokenizer, template and defaults. Raises ModelLoadError or InvalidConfig."""
     files = locate_model(config.model, weights=False)
     tokenizer = load_tokenizer(files)
-    found = {} if files.is_gguf else read_json_object(files.path / "generation_config.json")
+    defaults, defaults_source = load_sampling_defaults(files, config.generation_config)
     template = load_chat_template(tokenizer, config.chat_template)
     tool_use_template = load_tool_use_template(tokenizer, config.chat_template)
     calling = tool_use_template or template
@@ -72,7 +60,8 @@ def load_served_model(config: GatewayConfig) -> ServedModel:
         created=int(time.time()),
         tokenizer=tokenizer,
         chat_template=template,
-        defaults=_sampling_defaults(found),
+        defaults=defaults,
+        defaults_source=defaults_source,
         tool_format=_tool_format(config.tool_call_parser, source),
         tool_use_template=tool_use_template,
         reasoning_format=_reasoning_format(config.reasoning_parser, source),
@@ -96,17 +85,3 @@ def _reasoning_format(name: str, template_source: str) -> ReasoningFormat | None
         known = ", ".join(REASONING_FORMATS)
         raise InvalidConfig(f"--reasoning-parser must be auto, none or one of {known}, not {name!r}")
     return REASONING_FORMATS[name]
-
-
-def _sampling_defaults(generation_config: Mapping[str, object]) -> SamplingParams:
-    values = {
-        ours: generation_config[theirs]
-        for theirs, ours in _DEFAULT_NAMES.items()
-        if generation_config.get(theirs) is not None
-    }
-    if values:
-        _log.info("sampling defaults from generation_config.json; values in a request win", **values)
-    try:
-        return SamplingParams(**values)  # type: ignore[arg-type]
-    except (InvalidRequest, TypeError) as error:
-        raise ModelLoadError(f"the model's generation_config.json is not valid: {error}") from None

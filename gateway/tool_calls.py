@@ -154,6 +154,9 @@ class ToolCallParser:
 
     def _name_call(self, reader: CallReader) -> bool:
         """False if this cannot become a call. Once its name is known, it is one."""
+        if reader.begins_otherwise and not self._marker:
+            # JSON that is content, most likely; it should not have to wait for its end.
+            return False
         if reader.name is None:
             return not reader.ended and self._num_raw_chars <= MAX_HELD_CHARS
         if not reader.name or (not self._marker and reader.name not in self._known_names):

@@ -52,6 +52,11 @@ class ToolFormat:
         quotes = () if self.quote is None else (self.quote,)
         return (*self.begins, *self.ends, *self.separators, *self.inner_markers, *quotes)
 
+    @property
+    def has_mark(self) -> bool:
+        """Whether the model is told to open calls by the first of `begins`."""
+        return (self.opening or self.written[0]).startswith(self.begins[0])
+
     def new_id(self) -> str:
         if self.short_ids:
             return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(MISTRAL_ID_LEN))

@@ -6,34 +6,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import structlog
-
 from gateway.job import Job, Prompt
 from gateway.messages import render_messages
 from gateway.prompt_logprobs import with_scored_prompts
-from gateway.request_model import RequestModel
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.served_model import ServedModel
-from gateway.structured_outputs import RENAMED_FIELDS, constrained_field, grammar_of
+from gateway.structured_outputs import constrained_field, grammar_of
 from gateway.terms import Terms
-from gateway.tool_use import message_format, read_tool_use, shown_tools
+from gateway.token_fields import bad_word_ids, kept_tokens
+from gateway.tool_use import read_tool_use, shown_tools, with_parts
+from gateway.unserved_fields import refuse_unserved, unserved
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
 
-MAX_CHOICES_IN_ALL = 256
 MAX_TOKEN_ID_DIGITS = 10
 # OpenAI's default for text completions; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
-# Fields that would change the answer and are not supported: refused, unless they ask for nothing.
-UNSUPPORTED_FIELDS = frozenset(
-    {
-        *("functions", "function_call", "chat_template", "audio", "web_search_options"),
-        *("prompt_embeds", "truncate_prompt_tokens", "logits_processors", "bad_words"),
-        *("allowed_token_ids", "use_beam_search", "length_penalty", "mm_processor_kwargs", "echo", "suffix"),
-    }
-)
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +42,17 @@ class TokenLimit:
             raise InvalidRequest(f"{self.field} must be at least 1, not {self.asked}", param=self.field)
         return self.asked
 
+    def most_in_prompt(self, context_len: int) -> int:
+        """The tokens of a prompt that leave room for the output."""
+        return context_len - (self.asked or self.default or 1)
+
 
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     use = read_tool_use(body, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise _unsupported("best_of", "for chats unless it equals n")
+        raise unserved("best_of", "for chats unless it equals n")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.max_completion_tokens is not None:
@@ -68,9 +61,11 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     text = render_messages(body, model, shown_tools(use.offered))
-    token_ids = encode(text, model, info, "messages", add_special_tokens=bool(body.add_special_tokens))
-    job = _job(body, terms, info, [_prompt(token_ids, sampling, limit, info, "messages")])
-    job = replace(job, message_format=message_format(use, body, model, text))
+    token_ids = encode(text, model, _bound(body, info), "messages", add_special_tokens=bool(body.add_special_tokens))
+    kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
+    prompt = _prompt(kept, sampling, limit, info, "messages")
+    job = _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
+    job = with_parts(job, use, body, model, text, info.eos_token_ids)
     return with_scored_prompts(replace(job, num_prompt_logprobs=body.prompt_logprobs), model.tokenizer)
 
 
@@ -78,7 +73,7 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     """Raises InvalidRequest, ContextLengthExceeded or ModelNotFound."""
     _check_common(body, model)
     if body.suffix:
-        raise _unsupported("suffix")
+        raise unserved("suffix", why="text is not filled in between two others")
     _check_best_of(body)
     generate = body.max_tokens != 0
     limit = TokenLimit(asked=body.max_tokens if generate else None, default=COMPLETION_MAX_TOKENS)
@@ -89,8 +84,11 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     sampling = _sampling(body, model, logprobs=logprobs)
     prompts = []
     for given in _split_prompts(body.prompt):
-        prompt = _prompt(_prompt_ids(given, body, model, info), sampling, limit, info, "prompt")
-        prompts.append(replace(prompt, echo=_echo(given, model)) if body.echo else prompt)
+        token_ids = _prompt_ids(given, body, model, info)
+        kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
+        prompt = _prompt(kept, sampling, limit, info, "prompt")
+        repeated = given if len(kept) == len(token_ids) else kept
+        prompts.append(replace(prompt, echo=_echo(repeated, model)) if body.echo else prompt)
     job = replace(_job(body, terms, info, prompts), generate=generate, with_logprobs=body.logprobs is not None)
     job = replace(job, num_prompt_logprobs=body.prompt_logprobs, num_echo_logprobs=body.logprobs if body.echo else None)
     return with_scored_prompts(job, model.tokenizer)
@@ -107,7 +105,7 @@ def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *,
 
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
     model.require_name(body.model)
-    refuse_unsupported(body)
+    refuse_unserved(body)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed; use echo with logprobs", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -124,26 +122,6 @@ def _check_best_of(body: CompletionRequest) -> None:
         raise InvalidRequest(
             "best_of above n cannot be streamed: which choices are best shows at the end", param="best_of"
         )
-
-
-def refuse_unsupported(body: RequestModel) -> None:
-    """Unknown fields are ignored, because clients are newer than servers, except those that ask for
-    something that is known and not supported."""
-    for name, value in (body.model_extra or {}).items():
-        if value in (None, False, "", [], {}):
-            continue
-        if name in UNSUPPORTED_FIELDS:
-            raise _unsupported(name)
-        if name in RENAMED_FIELDS:
-            raise InvalidRequest(f"{name} is not supported; use {RENAMED_FIELDS[name]}", param=name)
-        _log.debug("unknown request field ignored", field=name)
-    modalities = (body.model_extra or {}).get("modalities")
-    if modalities not in (None, [], ["text"]):
-        raise _unsupported("modalities", "other than ['text']")
-
-
-def _unsupported(field: str, what: str = "") -> InvalidRequest:
-    return InvalidRequest(f"{field} {what} is not supported yet".replace("  ", " "), param=field)
 
 
 def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | None) -> SamplingParams:
@@ -164,6 +142,8 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         min_tokens=body.min_tokens or 0,
         logit_bias=_logit_bias(body.logit_bias),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=bad_word_ids(body, model.tokenizer),
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
@@ -184,20 +164,13 @@ def _logit_bias(entries: Mapping[str, float] | None) -> Mapping[int, float]:
 
 def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequence[Prompt]) -> Job:
     n = body.n or 1
-    num_samples = body.best_of or n
-    if (num_choices := num_samples * len(prompts)) > MAX_CHOICES_IN_ALL:
-        field = "n" if num_samples == n else "best_of"
-        raise InvalidRequest(
-            f"{field} times the number of prompts is {num_choices}, at most {MAX_CHOICES_IN_ALL} are accepted",
-            param=field,
-        )
     prompts[0].sampling.check_vocabulary(info.vocab_size)
     grammar_field = constrained_field(body)
     return Job(
         prompts=tuple(prompts),
         terms=terms,
         n=n,
-        num_samples=num_samples,
+        num_samples=body.best_of or n,
         with_logprobs=prompts[0].sampling.logprobs is not None,
         include_timeline=bool(body.include_timeline),
         priority=body.priority or 0,
@@ -207,6 +180,8 @@ def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequen
         skip_special_tokens=body.skip_special_tokens is not False,
         # The end of a grammar is the end of the answer, whatever ignore_eos says.
         eos_token_ids=() if body.ignore_eos and not grammar_field else info.eos_token_ids,
+        return_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
         grammar_field=grammar_field,
     )
 
@@ -245,9 +220,23 @@ def _split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> lis
 
 def _prompt_ids(given: str | list[int], body: CompletionRequest, model: ServedModel, info: ModelInfo) -> list[int]:
     if isinstance(given, str):
-        return encode(given, model, info, "prompt", add_special_tokens=body.add_special_tokens is not False)
+        framed = body.add_special_tokens is not False
+        return encode(given, model, _bound(body, info), "prompt", add_special_tokens=framed)
     return given
 
 
-def _echo(given: str | list[int], model: ServedModel) -> str:
+def _bound(body: GenerationRequest, info: ModelInfo) -> ModelInfo | None:
+    """What a text must fit into; nothing if it will be cut."""
+    return info if body.truncate_prompt_tokens is None else None
+
+
+def _last_answer(body: ChatCompletionRequest) -> str:
+    """The text that the answer goes on from; empty unless the last message is the assistant's."""
+    last = body.messages[-1]
+    if last.role != "assistant" or last.content is None:
+        return ""
+    return last.content if isinstance(last.content, str) else "\n".join(part.text or "" for part in last.content)
+
+
+def _echo(given: str | Sequence[int], model: ServedModel) -> str:
     return given if isinstance(given, str) else model.tokenizer.decode(given, skip_special_tokens=False)

@@ -29,6 +29,7 @@ class ChoiceAnswer:
     finish: Finish
     stop_reason: str | int | None
     timeline: Timeline | None
+    token_ids: tuple[int, ...]
     echoed: tuple[EchoedToken, ...]
 
     @property
@@ -46,6 +47,7 @@ class _Growing:
     finish: Finish = "length"
     stop_reason: str | int | None = None
     timeline: Timeline | None = None
+    token_ids: list[int] = field(default_factory=list)
     echoed: tuple[EchoedToken, ...] = ()
 
 
@@ -60,6 +62,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             choice.reasoning.append(delta.reasoning)
             choice.tool_calls.extend(delta.tool_calls)
             choice.scored.extend(delta.scored)
+            choice.token_ids.extend(delta.token_ids)
             choice.echoed += delta.echoed
             if delta.finish is not None:
                 choice.finish, choice.stop_reason, choice.timeline = delta.finish, delta.stop_reason, delta.timeline
@@ -72,6 +75,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
             finish=choice.finish,
             stop_reason=choice.stop_reason,
             timeline=choice.timeline,
+            token_ids=tuple(choice.token_ids),
             echoed=choice.echoed,
         )
         for choice in growing

@@ -77,11 +77,13 @@ def root(
 
 
 @app.command()
+@opt.takes_request_limits
 def serve(
     context: typer.Context,
     model: opt.Model = "",
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
+    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
     tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
     reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
     dtype: opt.DtypeOption = config.Dtype.auto,
@@ -105,6 +107,7 @@ def serve(
     priority_ageing: opt.PriorityAgeing = config.DEFAULT_PRIORITY_AGEING_S,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
+    allowed_origins: opt.AllowedOrigins = None,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
     max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
     max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
@@ -123,21 +126,7 @@ def serve(
     """Serve MODEL on this machine: gateway, scheduler and workers, each a process."""
     if end_with_parent:
         end_when_parent_ends()
-    params = context.params
-    # Its services have no authentication, so they stay on this host whatever the gateway listens on.
-    scheduler_config = _config(
-        SchedulerConfig, params, host=config.DEFAULT_HOST, port=scheduler_port, metrics_port=scheduler_metrics_port
-    )
-    worker_config = _config(WorkerConfig, params, metrics_port=worker_metrics_port)
-    gateway_config = _config(GatewayConfig, params, served_model_names=_names(params))
-    stack_config = StackConfig(
-        scheduler=scheduler_config,
-        worker=worker_config,
-        gateway=gateway_config,
-        num_workers=data_parallel_size,
-        num_gateways=api_server_count,
-    )
-    sys.exit(serve_stack(stack_config))
+    sys.exit(serve_stack(_stack_config(context.params)))
 
 
 @app.command()
@@ -197,16 +186,19 @@ def worker(
 
 
 @app.command()
+@opt.takes_request_limits
 def gateway(
     context: typer.Context,
     model: opt.Model = "",
     scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
     served_model_name: opt.ServedModelName = None,
     chat_template: opt.ChatTemplate = None,
+    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
     tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
     reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
+    allowed_origins: opt.AllowedOrigins = None,
     max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
     max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
     max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
@@ -215,8 +207,7 @@ def gateway(
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one HTTP gateway, which needs MODEL's tokenizer and chat template but not its weights."""
-    params = context.params
-    _become("gateway", _config(GatewayConfig, params, served_model_names=_names(params)))
+    _become("gateway", _gateway_config(context.params))
 
 
 @app.command()
@@ -266,6 +257,34 @@ def _config(kind: type[ConfigT], params: Mapping[str, Any], **derived: object) -
     fields = {field.name for field in dataclasses.fields(kind)}
     values = {_FIELD_NAMES.get(name, name): _plain(value) for name, value in params.items()}
     return kind(**{name: value for name, value in {**values, **derived}.items() if name in fields})
+
+
+def _stack_config(params: Mapping[str, Any]) -> StackConfig:
+    # The scheduler has no authentication, so it stays on this host whatever the gateway listens on.
+    scheduler_config = _config(
+        SchedulerConfig,
+        params,
+        host=config.DEFAULT_HOST,
+        port=params["scheduler_port"],
+        metrics_port=params["scheduler_metrics_port"],
+    )
+    return StackConfig(
+        scheduler=scheduler_config,
+        worker=_config(WorkerConfig, params, metrics_port=params["worker_metrics_port"]),
+        gateway=_gateway_config(params),
+        num_workers=params["data_parallel_size"],
+        num_gateways=params["api_server_count"],
+    )
+
+
+def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
+    return _config(
+        GatewayConfig,
+        params,
+        served_model_names=_names(params),
+        allowed_origins=tuple(params["allowed_origins"] or ()),
+        limits=opt.request_limits(params),
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
 from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.request_limits import RequestLimits
 
 
 class Dtype(StrEnum):
@@ -60,6 +62,7 @@ DEFAULT_SCHEDULER_PORT = 50051
 DEFAULT_SCHEDULER_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_SCHEDULER_PORT}"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+DEFAULT_GENERATION_CONFIG = "auto"
 DEFAULT_MAX_STORED_RESPONSES = 1000
 DEFAULT_MAX_STORED_RESPONSE_BYTES = 64 * 1024 * 1024
 DEFAULT_RESPONSE_TTL_S = 86_400.0
@@ -93,17 +96,13 @@ class ServiceConfig:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        # JSON has no tuples, and no setting is a list.
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()
-        }
-        return cls(**values)
+        return cls(**_with_tuples(json.loads(text)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(ServiceConfig):
-    """Settings of the HTTP gateway. `model` locates tokenizer and chat template only. With `shares_port` other gateways
-    of the same user may listen on the port too."""
+    """Settings of the HTTP gateway. `model` locates tokenizer and chat template only. `generation_config` is "auto",
+    "vllm" or a folder: see `options.py`. With `shares_port` other gateways of the same user may listen on the port."""
 
     model: str
     served_model_names: tuple[str, ...]
@@ -111,10 +110,13 @@ class GatewayConfig(ServiceConfig):
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     chat_template: str | None = None
+    generation_config: str = DEFAULT_GENERATION_CONFIG
+    allowed_origins: tuple[str, ...] = ()
     tool_call_parser: str = DEFAULT_PARSER
     reasoning_parser: str = DEFAULT_PARSER
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    limits: RequestLimits = field(default_factory=RequestLimits)
     shares_port: bool = False
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
@@ -122,6 +124,13 @@ class GatewayConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)
+        for origin in self.allowed_origins:
+            _require_origin(origin)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = _with_tuples(json.loads(text))
+        return cls(**{**values, "limits": RequestLimits(**values["limits"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +234,20 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    # JSON has no tuples, and no setting is a list.
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
 def _require_port(name: str, value: int) -> None:
     if not 0 <= value <= MAX_PORT:
         raise InvalidConfig(f"{flag_name(name)} must be a port between 0 and {MAX_PORT}, not {value}")
+
+
+def _require_origin(origin: str) -> None:
+    # A path, or a slash at the end, would never equal what a browser sends.
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise InvalidConfig(f"--allowed-origins takes an origin such as https://example.com, or *, not {origin!r}")
 
 
 def _require_at_least(name: str, value: int, low: int) -> None:

@@ -5,15 +5,19 @@ Names are vLLM's where the meaning is the same.
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
 from pageloom import config
-from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, Quantization
+from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, Quantization, flag_name
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.request_limits import RequestLimits, described_limits
 from pageloom.simulation_config import Allocator, KvPolicy
 
 _SUFFIXES = {
@@ -62,6 +66,22 @@ ServedModelName = Annotated[
     _option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own."),
 ]
 ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.")]
+GenerationConfig = Annotated[
+    str,
+    _option(
+        "--generation-config",
+        "Where sampling defaults come from: auto: the model; vllm: nowhere, as if it had none; "
+        "or a folder with a generation_config.json.",
+        metavar="SOURCE",
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    _option(
+        "--allowed-origins",
+        "Origin whose web pages may use the API from a browser, * for any; may be repeated. Default: none.",
+    ),
+]
 ToolCallParser = Annotated[
     str,
     _option("--tool-call-parser", "How the model writes tool calls: auto takes it from the chat template; "
@@ -258,3 +278,30 @@ Record = Annotated[
 ]  # fmt: skip
 Recording = Annotated[str, typer.Argument(help="File that `--record` wrote.", metavar="FILE", show_default=False)]
 Until = Annotated[int | None, _option("--until", "Stop after so many plans. Default: at the end.", min=1)]
+
+
+def takes_request_limits(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each of `RequestLimits` besides its own; their values are in its context."""
+    signature = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(
+            limit.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=limit.default,
+            annotation=Annotated[int, _option(flag_name(limit.name), limit.what)],
+        )
+        for limit in described_limits()
+    ]
+
+    @wraps(command)
+    def run(**params: Any) -> None:
+        command(**{name: value for name, value in params.items() if name in signature.parameters})
+
+    # Where typer looks for the options.
+    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *added])
+    return run
+
+
+def request_limits(params: Mapping[str, Any]) -> RequestLimits:
+    """Raises InvalidConfig, naming the flag."""
+    return RequestLimits(**{limit.name: params[limit.name] for limit in described_limits()})

@@ -115,9 +115,14 @@ def _show_lost_worker(console: Console, name: str, code: int) -> None:
 
 def _show_ready(console: Console, config: StackConfig, stack: LocalStack) -> None:
     assert config.gateway is not None
-    model_name, url = config.gateway.served_model_names[0], stack.ready(GatewayReady).url
+    gateway = stack.ready(GatewayReady)
+    model_name, url = config.gateway.served_model_names[0], gateway.url
     table = Table(title=f"Pageloom serves {model_name}", title_justify="left", show_header=False)
-    for row in (*_model_rows(stack.ready(WorkerReady), config), *_url_rows(url, stack.scheduler_address, config)):
+    for row in (
+        *_model_rows(stack.ready(WorkerReady), config),
+        ("Sampling defaults", gateway.sampling_defaults),
+        *_url_rows(url, stack.scheduler_address, config),
+    ):
         table.add_row(*row)
     console.print(table)
     body = {"model": model_name, "messages": [{"role": "user", "content": _EXAMPLE_QUESTION}], "temperature": 0}
@@ -147,7 +152,7 @@ def _model_rows(worker: WorkerReady, config: StackConfig) -> Iterator[tuple[str,
 
 
 def _url_rows(url: str, scheduler_address: str, config: StackConfig) -> Iterator[tuple[str, str]]:
-    yield "OpenAI API", f"{url}/v1"
+    yield "OpenAI API", f"{url}/v1  {url}/docs"
     yield "Health", f"{url}/health  {url}/ready"
     yield "Metrics", f"{url}/metrics"
     for name, service in (("Scheduler metrics", config.scheduler), ("Worker metrics", config.worker)):

@@ -43,16 +43,24 @@ class SpecialText:
         return value
 
     def cut(self, prompt: str) -> list[str]:
-        """The pieces of a prompt to tokenize each for itself: the cut runs behind the first character of a marked
-        token's text, or through a mark whose text a template has changed."""
+        """The pieces of a prompt to tokenize each for itself: cut at each mark and, if a token's text follows, behind
+        the first character of that."""
         first, *marked = prompt.split(MARK)
         cut = [first]
         for piece in marked:
-            if self._pattern is not None and self._pattern.match(piece):
-                cut[-1] += piece[0]
-                piece = piece[1:]
-            cut.append(piece)
+            match = None if self._pattern is None else self._pattern.match(piece)
+            cut += [piece] if match is None else self._parts(piece, match.end())
         return cut
+
+    def _parts(self, piece: str, end: int) -> list[str]:
+        """A piece, cut behind the first character of each token that begins before `end`: there may be others in the
+        first one, and across its end."""
+        assert self._pattern is not None
+        parts, start = [], 0
+        while (match := self._pattern.search(piece, start)) is not None and match.start() < end:
+            parts.append(piece[start : match.start() + 1])
+            start = match.start() + 1
+        return [*parts, piece[start:]]
 
     def _ends_within(self, text: str) -> bool:
         return any(text[-length:] in self._beginnings for length in range(1, min(self._longest_len, len(text) + 1)))

@@ -37,9 +37,10 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayReady:
-    """The gateway listens at `url`."""
+    """The gateway listens at `url`; `sampling_defaults` says what holds for what a request leaves out."""
 
     url: str
+    sampling_defaults: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,8 @@ class Tokenizer:
         """The same for a prompt in which `special_text` has marked what must stay text."""
         first, *others = self.special_text.cut(prompt)
         token_ids = self.encode(first, add_special_tokens=add_special_tokens)
-        for piece in others:
-            token_ids += self.encode(piece, add_special_tokens=False)
+        for encoding in self._backend.encode_batch_fast(others, add_special_tokens=False) if others else ():
+            token_ids += encoding.ids
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from pageloom import __version__
 from pageloom.cli import app
-from pageloom.config import SchedulerConfig, WorkerConfig
+from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.options import parse_size
+from pageloom.request_limits import RequestLimits
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ("serve", "scheduler", "worker", "gateway")
@@ -138,6 +139,34 @@ def test_options_reach_the_service(monkeypatch: pytest.MonkeyPatch):
     assert (scheduler.scheduling_policy, scheduler.placement) == ("fcfs", "round-robin")
     assert scheduler.priority_ageing_s == 7.5
     assert (worker.scheduler_address, worker.drain_timeout_s) == ("unix:/run/s.sock", 3.0)
+
+
+def test_the_gateways_settings_reach_it(monkeypatch: pytest.MonkeyPatch):
+    settings: list[str] = []
+    monkeypatch.setattr("os.execve", lambda _path, arguments, _environment: settings.append(arguments[-1]))
+    monkeypatch.setenv("PAGELOOM_MAX_PROMPTS", "7")
+    monkeypatch.setenv("PAGELOOM_ALLOWED_ORIGINS", "https://a.example https://b.example:8443")
+    run(app, ["gateway", "--max-stop-strings", "4", "--generation-config", "vllm"])
+    gateway = GatewayConfig.from_json(settings[0])
+    assert gateway.limits == RequestLimits(max_prompts=7, max_stop_strings=4)
+    assert gateway.allowed_origins == ("https://a.example", "https://b.example:8443")
+    assert gateway.generation_config == "vllm"
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--max-choices", "0", "--max-choices must be between 1 and 1000000, not 0"),
+        ("--max-logprobs", "21", "--max-logprobs must be between 0 and 20, not 21"),
+        ("--allowed-origins", "https://a.example/", "--allowed-origins takes an origin such as https://example.com"),
+        ("--allowed-origins", "example.com", "not 'example.com'"),
+    ],
+)
+def test_settings_of_the_gateway_are_checked(command: str, flag: str, value: str, words: str):
+    outcome = run(app, [command, flag, value])
+    assert isinstance(outcome.exception, InvalidConfig)
+    assert words in outcome.exception.message
 
 
 def test_a_setting_that_cannot_be_is_one_line():

@@ -11,6 +11,12 @@ from gateway.anthropic.schemas import Block, Message, MessagesRequest, PromptFie
 from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from pageloom.errors import InvalidRequest
 
+# What fields of the chat request are called here, for errors.
+FIELD_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

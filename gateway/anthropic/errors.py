@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel
 
 PATH_PREFIX = "/v1/messages"
 _KINDS = {
@@ -13,6 +16,18 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """The body of every answer of `PATH_PREFIX` with a status of 400 or more."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
 
 
 def envelope(status: int, message: str) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.request_model import RequestModel
-from gateway.schemas import MAX_MESSAGES, MAX_STOP_STRINGS, StopString
+from gateway.schemas import NonEmptyStrings
 
 
 class Block(RequestModel):
@@ -63,7 +63,7 @@ class PromptFields(RequestModel):
     """What makes the prompt."""
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1)]
     system: str | list[Block] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -77,7 +77,7 @@ class CountTokensRequest(PromptFields):
 class MessagesRequest(PromptFields):
     max_tokens: int
     stream: bool | None = None
-    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_sequences: NonEmptyStrings | None = None
     temperature: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_p: float | None = None
     top_k: int | None = None

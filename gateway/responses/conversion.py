@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.responses.schemas import LOGPROBS_INCLUDED, InputItem, InputPart, ResponseRequest
 from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from gateway.structured_output_schemas import ResponseFormat
-from pageloom.errors import InvalidRequest, RequestError
+from pageloom.errors import InvalidRequest
 
 _SAME_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "priority", "cache_salt", "chat_template_kwargs", "user"),
     "parallel_tool_calls",
 )
-# What the same field is called here, for errors.
-_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+# What fields of the chat request are called here, for errors.
+FIELD_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
@@ -48,20 +52,6 @@ def to_chat(body: ResponseRequest, items: Sequence[InputItem]) -> ChatCompletion
         **_tools(body),
         **fields,
     )
-
-
-@contextmanager
-def named_as_here() -> Generator[None]:
-    """Errors of the chat request name its fields; this request's caller knows them by other names."""
-    try:
-        yield
-    except RequestError as error:
-        head, _, rest = (error.param or "").partition("[")
-        name = _NAMES.get(head)
-        if name is None:
-            raise
-        message = error.message.replace(head, name)
-        raise type(error)(message, param=name + ("[" + rest if rest else "")) from None
 
 
 def messages_of(items: Sequence[InputItem]) -> list[ChatMessage]:

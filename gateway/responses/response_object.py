@@ -28,8 +28,7 @@ class ResponseDraft:
         self._num_reasoning_tokens = 0
 
     def take(self, delta: ChoiceDelta) -> None:
-        if delta.reasoning and not delta.text:
-            self._num_reasoning_tokens += delta.num_tokens
+        self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.finish is not None:
             self._finish = delta.finish
 

@@ -7,14 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.request_model import RequestModel
-from gateway.schemas import (
-    MAX_CACHE_SALT_CHARS,
-    MAX_MESSAGES,
-    MAX_STOP_STRINGS,
-    MAX_TOP_LOGPROBS,
-    StopString,
-    TokenIds,
-)
+from gateway.schemas import MAX_CACHE_SALT_CHARS, MAX_TOP_LOGPROBS, NonEmptyString, NonEmptyStrings, TokenIds
 
 MAX_METADATA_ENTRIES, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -67,7 +60,7 @@ class ResponseRequest(RequestModel):
     """null means the default everywhere."""
 
     model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -93,7 +86,7 @@ class ResponseRequest(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -6,13 +6,14 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.anthropic.conversion import to_chat
+from gateway.anthropic.conversion import FIELD_NAMES, to_chat
 from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
+from gateway.field_names import renamed_fields
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
-from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED
 from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.stream import EventStreamResponse
 from gateway.terms import Terms, read_terms
@@ -21,7 +22,7 @@ from gateway.translate import translate_chat
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/messages", responses=STREAMED | ERRORS)
+@router.post("/v1/messages", responses=STREAMED | ANTHROPIC_ERRORS)
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -37,7 +38,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     return _json(encoder.message)
 
 
-@router.post("/v1/messages/count_tokens", responses=ERRORS)
+@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     job = await _job(gateway, body, Terms())
@@ -45,7 +46,12 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
-    return await gateway.in_thread(translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model())
+    with renamed_fields(FIELD_NAMES):
+        job = await gateway.in_thread(
+            translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model()
+        )
+        await gateway.check_grammar(job)
+    return job
 
 
 def _json(body: object) -> Response:

@@ -34,7 +34,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
     await gateway.check_grammar(job)
-    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
+    answer_id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)
     return await _whole(gateway, job, answer_id, body, request)
@@ -42,8 +42,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
 
 def _stream(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletionRequest) -> Response:
     frame = ChunkFrame(body, answer_id, "chat.completion.chunk")
-    encoder = ChatChunkEncoder(frame, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
-    return EventStreamResponse(gateway, job, answer_id, encoder)
+    return EventStreamResponse(gateway, job, answer_id, ChatChunkEncoder(frame, gateway.model.tokenizer, job))
 
 
 async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletionRequest, request: Request) -> Response:
@@ -57,15 +56,19 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
         choices=[
             ChatChoice(
                 index=index,
-                message=assistant_message(answer),
-                logprobs=chat_logprobs(answer.scored, tokenizer) if job.with_logprobs else None,
+                message=assistant_message(answer, job.prompt_of(index).echo),
+                logprobs=(
+                    chat_logprobs(answer.scored, tokenizer, as_ids=job.tokens_as_ids) if job.with_logprobs else None
+                ),
                 finish_reason=answer.finish,
                 stop_reason=answer.stop_reason,
                 timeline=answer.timeline,
+                token_ids=list(answer.token_ids) if job.return_token_ids else None,
             )
             for index, answer in enumerate(answers)
         ],
         usage=generation.counts.usage(),
+        prompt_token_ids=list(job.prompts[0].token_ids) if job.return_token_ids else None,
     )
     shown = answer.model_dump()
     if job.num_prompt_logprobs is not None:

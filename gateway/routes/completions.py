@@ -34,7 +34,7 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     job = await gateway.in_thread(translate_completion, body, terms, gateway.model, gateway.engine.require_model())
     await gateway.check_grammar(job)
-    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    answer_id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)
     return await _whole(gateway, job, answer_id, body, request)
@@ -42,9 +42,7 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
 
 def _stream(gateway: Gateway, job: Job, answer_id: str, body: CompletionRequest) -> Response:
     frame = ChunkFrame(body, answer_id, "text_completion")
-    echoes = {index: job.prompts[index // job.n].echo for index in range(job.num_choices)}
-    encoder = CompletionChunkEncoder(frame, gateway.model.tokenizer, with_logprobs=job.with_logprobs, echoes=echoes)
-    return EventStreamResponse(gateway, job, answer_id, encoder)
+    return EventStreamResponse(gateway, job, answer_id, CompletionChunkEncoder(frame, gateway.model.tokenizer, job))
 
 
 async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionRequest, request: Request) -> Response:
@@ -74,11 +72,17 @@ def _shown(
         choices=[
             CompletionChoice(
                 index=index,
-                text=job.prompts[index // job.n].echo + answer.text,
-                logprobs=completion_logprobs(answer.scored, tokenizer, answer.echoed) if job.with_logprobs else None,
+                text=job.prompt_of(index).echo + answer.text,
+                logprobs=(
+                    completion_logprobs(answer.scored, tokenizer, answer.echoed, as_ids=job.tokens_as_ids)
+                    if job.with_logprobs
+                    else None
+                ),
                 finish_reason=answer.finish,
                 stop_reason=answer.stop_reason,
                 timeline=answer.timeline,
+                token_ids=list(answer.token_ids) if job.return_token_ids else None,
+                prompt_token_ids=list(job.prompt_of(index).token_ids) if job.return_token_ids else None,
             )
             for index, answer in enumerate(answers)
         ],

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.anthropic.errors import AnthropicErrorResponse
 from gateway.schemas import ErrorResponse
 
-STREAMED: dict[int | str, dict[str, Any]] = {
+Responses = dict[int | str, dict[str, Any]]
+
+STREAMED: Responses = {
     200: {
-        "description": "The answer; with `stream`, server-sent events of its chunks.",
+        "description": "The answer; with `stream`, server-sent events of its chunks and at last `data: [DONE]`.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
-_DESCRIPTIONS: dict[int | str, str] = {
+_DESCRIPTIONS = {
     400: "A field of the request is wrong; `param` names it.",
     404: "The model does not exist.",
+    409: "The request_id is that of a request that still runs.",
     413: "The body is too large.",
-    415: "The body is not JSON.",
-    # Also keeps FastAPI from documenting its own 422, which is never sent.
-    "4XX": "Something else is wrong with the request.",
+    414: "The URL is too long.",
+    415: "The body is not said to be JSON.",
+    431: "The headers are too many, or too large.",
     500: "Something failed inside.",
     503: "Not now; try again after Retry-After.",
     504: "The time that x-request-timeout-s gives has passed.",
 }
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "model": ErrorResponse} for status, text in _DESCRIPTIONS.items()
-}
+
+
+def errors(*statuses: int) -> Responses:
+    """The answers with these statuses, all of the one shape that errors have."""
+    return {status: {"description": _DESCRIPTIONS[status], "model": ErrorResponse} for status in statuses}
+
+
+# What any route may answer.
+COMMON_ERRORS = errors(414, 431, 500)
+ERRORS_WITHOUT_BODY = COMMON_ERRORS | errors(404)
+ERRORS_OF_TEXT = ERRORS_WITHOUT_BODY | errors(400, 413, 415)
+# Of routes that ask the engine.
+ERRORS = ERRORS_OF_TEXT | errors(409, 503, 504)
+ANTHROPIC_ERRORS: Responses = {status: answer | {"model": AnthropicErrorResponse} for status, answer in ERRORS.items()}

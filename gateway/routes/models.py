@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gateway.routes.documentation import ERRORS
+from gateway.routes.documentation import COMMON_ERRORS, ERRORS_WITHOUT_BODY
 from gateway.runtime import Gateway, GatewayDependency
 from gateway.schemas import ModelCard, ModelList
 
 router = APIRouter()
 
 
-@router.get("/v1/models", responses=ERRORS)
+@router.get("/v1/models", responses=COMMON_ERRORS)
 async def list_models(gateway: GatewayDependency) -> ModelList:
     return ModelList(data=[_card(gateway, name) for name in gateway.model.names])
 
 
 # Names such as "org/model" contain slashes.
-@router.get("/v1/models/{model_id:path}", responses=ERRORS)
+@router.get("/v1/models/{model_id:path}", responses=ERRORS_WITHOUT_BODY)
 async def retrieve_model(model_id: str, gateway: GatewayDependency) -> ModelCard:
     gateway.model.require_name(model_id)
     return _card(gateway, model_id)

@@ -10,11 +10,12 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from gateway.field_names import renamed_fields
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
 from gateway.responses.background import cancel, start_in_background
-from gateway.responses.conversion import items_of, named_as_here, to_chat
+from gateway.responses.conversion import FIELD_NAMES, items_of, to_chat
 from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
@@ -41,7 +42,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
         raise InvalidRequest("background needs store to be true", param="background")
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     conversation = _conversation(gateway, body)
-    with named_as_here():
+    with renamed_fields(FIELD_NAMES):
         job = await _job(gateway, to_chat(body, conversation), terms)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
@@ -107,6 +108,7 @@ def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
 
 async def _job(gateway: Gateway, body: ChatCompletionRequest, terms: Terms) -> Job:
     job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
+    await gateway.check_grammar(job)
     return job
 
 

@@ -1,16 +1,19 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
+from gateway.info_schemas import TokenizerInfo
 from gateway.json_body import JsonRoute
 from gateway.messages import render_messages
-from gateway.routes.documentation import ERRORS
+from gateway.routes.documentation import COMMON_ERRORS, ERRORS_OF_TEXT
 from gateway.runtime import GatewayDependency
 from gateway.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from gateway.served_model import ServedModel
-from gateway.translate import encode, refuse_unsupported
+from gateway.tool_use import shown_tools
+from gateway.translate import encode
+from gateway.unserved_fields import refuse_unserved
 from pageloom.errors import InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import check_token_ids
@@ -18,12 +21,12 @@ from pageloom.sampling_params import check_token_ids
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/tokenize", responses=ERRORS)
+@router.post("/tokenize", responses=ERRORS_OF_TEXT)
 async def tokenize(body: TokenizeRequest, gateway: GatewayDependency) -> TokenizeResponse:
     return await gateway.in_thread(_tokenize, body, gateway.model, gateway.engine.last_known_model)
 
 
-@router.post("/detokenize", responses=ERRORS)
+@router.post("/detokenize", responses=ERRORS_OF_TEXT)
 async def detokenize(body: DetokenizeRequest, gateway: GatewayDependency) -> DetokenizeResponse:
     if body.model is not None:
         gateway.model.require_name(body.model)
@@ -34,17 +37,33 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDependency) -> Det
     return DetokenizeResponse(prompt=text)
 
 
+@router.get("/tokenizer_info", responses=COMMON_ERRORS)
+async def tokenizer_info(gateway: GatewayDependency) -> TokenizerInfo:
+    model, info = gateway.model, gateway.engine.last_known_model
+    special = model.tokenizer.special_tokens
+    return TokenizerInfo(
+        vocab_size=model.tokenizer.vocab_size,
+        model_max_length=None if info is None else info.max_model_len,
+        bos_token=special.get("bos_token"),
+        eos_token=special.get("eos_token"),
+        pad_token=special.get("pad_token"),
+        unk_token=special.get("unk_token"),
+        chat_template=None if model.chat_template is None else model.chat_template.source,
+    )
+
+
 def _tokenize(body: TokenizeRequest, model: ServedModel, info: ModelInfo | None) -> TokenizeResponse:
     if body.model is not None:
         model.require_name(body.model)
-    refuse_unsupported(body)
+    refuse_unserved(body)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if body.prompt is not None:
         # A prompt is framed unless told otherwise; a chat template frames its messages itself.
         text, framed, param = body.prompt, body.add_special_tokens is not False, "prompt"
     else:
-        text, framed, param = render_messages(body, model), bool(body.add_special_tokens), "messages"
+        rendered = render_messages(body, model, shown_tools(body.tools or ()))
+        text, framed, param = rendered, bool(body.add_special_tokens), "messages"
     token_ids = encode(text, model, info, param, add_special_tokens=framed)
     return TokenizeResponse(
         count=len(token_ids),

@@ -18,9 +18,8 @@ from tests.e2e.test_greedy_equality import generate, running_client, stack_confi
 from tests.support.serving import free_port, metric
 
 TOKENIZER = load_tokenizer(locate_model(""))
-PROMPT = tuple(
-    TOKENIZER.encode("<|im_start|>user\nDescribe a person as JSON.<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
-)  # fmt: skip
+QUESTION = "<|im_start|>user\nDescribe a person as JSON.<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = tuple(TOKENIZER.encode(QUESTION, add_special_tokens=False))
 GRAMMAR = json.dumps({
     "grammars": [{
         "json_schema": {
@@ -61,6 +60,7 @@ async def answers(client: EngineClient, name: str, sampling: SamplingParams, n: 
     async for event in client.generate(
         GenerateRequest(request_id=name, prompt_token_ids=PROMPT, sampling=sampling, n=n)
     ):
+        assert isinstance(event, TokensGenerated | ChoiceFinished)
         choice = choices[event.choice_index]
         if isinstance(event, TokensGenerated):
             assert event.first_index == len(choice.token_ids)

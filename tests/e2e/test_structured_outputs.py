@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -94,33 +93,33 @@ def test_what_is_cut_off_says_so(client: Any, model_name: str):
 
 
 def test_bombs_do_not_slow_down_a_stream(stack: Serving, model_name: str):
-    """R5.2 of a serving system: who sends them gets a 400 within 5 s, and the others notice little."""
+    """Who sends them gets a 400 within 5 s, and the others keep their rate of tokens."""
 
-    def gaps_s() -> list[float]:
-        body = {"model": model_name, "prompt": "Once", "max_tokens": 120, "ignore_eos": True, "stream": True}
+    def stream_s() -> float:
+        body = {"model": model_name, "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        started_s = time.monotonic()
         with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as response:
-            times = [time.monotonic() for line in response.iter_lines() if line.startswith("data: {")]
-        return sorted(later - earlier for earlier, later in pairwise(times))
+            assert sum(line.startswith("data: {") for line in response.iter_lines()) > 100
+        return time.monotonic() - started_s
 
-    properties = {
-        f"p{i}": {"type": "array", "minItems": 1000, "maxItems": 4000, "items": {"type": "string", "minLength": i}}
-        for i in range(1500)
-    }
+    item = {"type": "array", "minItems": 1000, "maxItems": 4000, "items": {"type": "string", "minLength": 9}}
+    properties = {f"p{i}": {**item, "maxItems": 4000 + i} for i in range(1500)}
+    bomb = {"model": model_name, "prompt": "x", "structured_outputs": {"json": {"properties": properties}}}
 
     def send_bomb(number: int) -> float:
-        schema = {"type": "object", "properties": {**properties, f"bomb{number}": {}}}
-        body = {"model": model_name, "prompt": "x", "structured_outputs": {"json": schema}}
+        properties["p0"] = {**item, "maxItems": 10_000 + number}
         started_s = time.monotonic()
-        response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
+        response = httpx.post(f"{stack.url}/v1/completions", json=bomb, timeout=30)
         assert response.status_code == 400, response.text
         return time.monotonic() - started_s
 
-    quiet = gaps_s()
-    with ThreadPoolExecutor(2) as threads:
-        stream = threads.submit(gaps_s)
-        bombs = [send_bomb(0)]
+    before_s = stream_s()
+    with ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(stream_s)
+        bombs_s = [send_bomb(0)]
         while not stream.done():
-            bombs.append(send_bomb(len(bombs)))
-        busy = stream.result()
-    assert max(bombs) < 6
-    assert busy[len(busy) // 2] < 2 * quiet[len(quiet) // 2]
+            bombs_s.append(send_bomb(len(bombs_s)))
+        busy_s = stream.result()
+    # The machine may have become slower meanwhile for other reasons.
+    assert busy_s < 2 * max(before_s, stream_s())
+    assert max(bombs_s) < 6

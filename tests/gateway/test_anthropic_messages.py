@@ -9,6 +9,7 @@ import pytest
 
 from pageloom.outputs import FinishReason
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
+from tests.support.grammar_text import accepts
 from tests.support.scripted_engine import EOS_TOKEN_ID, says
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -19,7 +20,8 @@ async def send(gateway: GatewayServer, status: int = 200, **fields: Any) -> dict
     body = {"model": MODEL_NAME, "max_tokens": 50, "messages": [USER], **fields}
     response = await gateway.http.post("/v1/messages", json=body)
     assert response.status_code == status, response.text
-    return response.json()
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 async def events(gateway: GatewayServer, **fields: Any) -> list[dict[str, Any]]:
@@ -153,6 +155,11 @@ async def test_tokens_are_counted(gateway: GatewayServer):
         ),
         ({"model": "other"}, "not_found_error", "other"),
         ({"temperature": 1.5}, "invalid_request_error", "temperature"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "http://elsewhere/"}}}},
+            "invalid_request_error",
+            "output_config.format",
+        ),
         ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "invalid_request_error", "tools[0].type"),
     ],
 )
@@ -164,3 +171,17 @@ async def test_errors_have_the_shape_that_anthropics_clients_read(gateway: Gatew
     assert answer["type"] == "error"
     assert answer["error"]["type"] == kind
     assert message in answer["error"]["message"]
+
+
+async def test_json_of_a_schema(gateway: GatewayServer):
+    def output(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
+    gateway.engine.script = says(gateway.encode("12"), reason=FinishReason.STOP, stop_token_id=EOS_TOKEN_ID)
+    message = await send(gateway, **output({"type": "integer"}))
+    assert message["content"] == [{"type": "text", "text": "12"}]
+    assert accepts(gateway.engine.requests[0].sampling.grammar, "12")
+    for schema, reason in (({"not": {}}, "the keyword 'not' is not supported"), ({"pattern": "(?=a)"}, "look-ahead")):
+        refusal = await send(gateway, status=400, **output(schema))
+        assert reason in refusal["error"]["message"]
+    assert len(gateway.engine.requests) == 1

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from gateway.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from gateway.translate import UNSUPPORTED_FIELDS
+from gateway.structured_outputs import RENAMED_FIELDS
+from gateway.unserved_fields import UNSERVED_FIELDS
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import MODEL, VOCAB_SIZE, says
 
@@ -78,10 +79,25 @@ SAMPLING = [
     ({"ignore_eos": "no"}, "ignore_eos"),
     ({"user": 5}, "user"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
-    ({"guided_json": {"type": "object"}}, "guided_json"),
-    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
-    ({"use_beam_search": True}, "use_beam_search"),
-    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    *(({name: "x"}, name) for name in (*UNSERVED_FIELDS, *RENAMED_FIELDS)),
+    ({"stream_interval": 2}, "stream_interval"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens"),
+    ({"truncation_side": "middle"}, "truncation_side"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_words": "word"}, "bad_words"),
+    ({"request_id": ""}, "request_id"),
+    ({"request_id": "a b"}, "request_id"),
+    ({"request_id": "a" * 129}, "request_id"),
+    ({"return_token_ids": 1}, "return_token_ids"),
+    ({"metadata": "x"}, "metadata"),
+    ({"store": "yes"}, "store"),
 ]
 CHAT = [
     ({"messages": []}, "messages"),
@@ -106,13 +122,10 @@ CHAT = [
     ({"logprobs": 5}, "logprobs"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    ({"functions": [{"name": "f"}]}, "functions"),
-    ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs.x"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"audio": {"voice": "alloy"}}, "audio"),
 ]  # fmt: skip
 COMPLETION = [
     ({"prompt": None}, "prompt"),
@@ -264,7 +277,11 @@ NASTY: list[Any] = [
 async def test_no_combination_of_nasty_values_is_a_server_error(gateway: GatewayServer, path: str):
     gateway.engine.script = says(gateway.encode("x"))
     schemas = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ChatMessage)
-    fields = sorted({name for schema in schemas for name in schema.model_fields} | UNSUPPORTED_FIELDS | {"modalities"})
+    fields = sorted(
+        {name for schema in schemas for name in schema.model_fields}
+        | {*UNSERVED_FIELDS, *RENAMED_FIELDS}
+        | {"modalities"}
+    )
     draw = random.Random(path)
     statuses = set()
     for _ in range(400):

@@ -10,12 +10,8 @@ from gateway.schemas import CompletionRequest
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("stop", ["x"] * 17, "stop has 17 items; at most 16 are accepted"),
         ("stop", [""], "stop must have at least 1 characters"),
-        ("stop", ["z" * 257], "stop must have at most 256 characters"),
         ("stop", 5, "stop must be a string or a list of strings"),
-        ("prompt", ["a"] * 257, "prompt has 257 items; at most 256 are accepted"),
-        ("prompt", [[1]] * 257, "prompt has 257 items; at most 256 are accepted"),
         ("prompt", 5, "prompt must be a string, a list of strings"),
     ],
 )

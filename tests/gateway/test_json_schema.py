@@ -204,10 +204,10 @@ def test_recursion_that_may_stop_is_fine(node: object):
 def test_a_long_chain_of_definitions_is_walked_once():
     chain = {
         f"c{n}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/c{n + 1}"}}, "required": ["x"]}
-        for n in range(3000)
+        for n in range(4900)
     }
     started_s = time.process_time()
-    normalize_schema({"$ref": "#/$defs/c0", "$defs": {**chain, "c3000": {"type": "null"}}}, param="p")
+    normalize_schema({"$ref": "#/$defs/c0", "$defs": {**chain, "c4900": {"type": "null"}}}, param="p")
     assert time.process_time() - started_s < 1
 
 
@@ -232,6 +232,20 @@ def test_one_of_alternatives_that_exclude_each_other_is_any_of(alternatives: lis
     assert isinstance(normal, dict)
     assert "oneOf" not in normal
     assert len(normal["anyOf"]) == len(alternatives)
+
+
+def test_comparing_alternatives_is_bounded():
+    def told_apart_pair_by_pair(index: int) -> dict[str, object]:
+        others = {f"p{min(index, k)}_{max(index, k)}": {"const": k < index} for k in range(16) if k != index}
+        return {"type": "object", "properties": others, "required": list(others)}
+
+    alternatives = [{"$ref": f"#/$defs/a{k}"} for k in range(16)]
+    definitions = {f"a{k}": told_apart_pair_by_pair(k) for k in range(16)}
+    normalize_schema({"oneOf": alternatives, "$defs": definitions}, param="p")
+    many = {"properties": {f"x{n}": {"oneOf": alternatives} for n in range(200)}, "$defs": definitions}
+    started_s = time.process_time()
+    assert "too many alternatives in oneOf" in refusal(many)
+    assert time.process_time() - started_s < 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def post(gateway: GatewayServer, **fields: Any) -> dict[str, Any]:
     response = await gateway.http.post("/v1/responses", json={"model": MODEL_NAME, "input": "Hi", **fields})
     assert response.status_code == 200, response.text
-    return response.json()
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 async def events(gateway: GatewayServer, **fields: Any) -> list[dict[str, Any]]:
@@ -178,7 +179,7 @@ async def test_stored_responses_can_be_read_and_deleted(gateway: GatewayServer):
     made = await gateway.openai.responses.create(model=MODEL_NAME, input="Hi")
     assert (await gateway.openai.responses.retrieve(made.id)).output_text == "kept"
     items = await gateway.openai.responses.input_items.list(made.id)
-    assert [item.content[0].text for item in items.data] == ["Hi"]
+    assert [item.model_dump()["content"][0]["text"] for item in items.data] == ["Hi"]
     await gateway.openai.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError, match="it was not stored, was deleted, or is too old"):
         await gateway.openai.responses.retrieve(made.id)
@@ -226,6 +227,10 @@ async def test_a_background_response_is_cancelled(gateway: GatewayServer):
     await gateway.engine.until(lambda: bool(gateway.engine.closed))
 
 
+def json_schema(schema: object) -> dict[str, object]:
+    return {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -242,6 +247,13 @@ async def test_a_background_response_is_cancelled(gateway: GatewayServer):
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
         ({"max_output_tokens": 100_000}, "max_output_tokens", "maximum context length"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is required"),
+        (json_schema({"not": {}}), "text.format.schema", "text.format.schema: the keyword 'not' is not supported"),
+        (json_schema({"pattern": "(?=a)"}), "text.format", "text.format cannot be used: "),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "http://elsewhere/"}}}},
+            "text.format.schema",
+            "text.format.schema",
+        ),
         ({"temperature": -1}, "temperature", "at least 0"),
     ],
 )

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from gateway.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.served_model import load_served_model
+from gateway.served_model import ServedModel, load_served_model
 from gateway.terms import Terms
 from gateway.translate import translate_chat, translate_completion
-from pageloom.errors import ModelLoadError
+from pageloom.errors import InvalidConfig, ModelLoadError
 from pageloom.gguf_file import read_gguf
 from pageloom.gguf_tokenizer import build_backend
 from pageloom.model_files import locate_model
+from pageloom.sampling_params import SamplingParams
 from tests.support.gateway_server import gateway_config
 from tests.support.scripted_engine import MODEL
 
@@ -39,6 +40,28 @@ def test_generation_config_gives_defaults_and_requests_win(folder: Path):
     assert (explicit.temperature, explicit.top_p, explicit.top_k, explicit.max_tokens) == (0, 1.0, 0, 44)
     text = CompletionRequest.model_validate({"model": model.names[0], "prompt": "x"})
     assert translate_completion(text, Terms(), model, MODEL).prompts[0].sampling.max_tokens == 16
+
+
+def test_where_defaults_come_from(folder: Path, tmp_path: Path):
+    def load(source: str, model: str = str(folder)) -> ServedModel:
+        return load_served_model(gateway_config(model=model, scheduler_address="x:1", generation_config=source))
+
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    assert load("auto").defaults_source == "temperature=0.6, top_k=20 (from the model; a request's own values win)"
+    nothing = load("vllm")
+    assert nothing.defaults == SamplingParams()
+    assert nothing.defaults_source == "temperature=1.0, top_p=1.0 (--generation-config vllm)"
+    (tmp_path / "generation_config.json").write_text('{"min_p": 0.1}')
+    # Also for a model that is one file.
+    for model in (str(folder), ""):
+        other = load(str(tmp_path), model)
+        assert (other.defaults.min_p, other.defaults.temperature) == (0.1, 1.0)
+        assert str(tmp_path) in other.defaults_source
+    assert load("auto", "").defaults_source == "temperature=1.0, top_p=1.0 (none come with the model)"
+    with pytest.raises(
+        InvalidConfig, match=r"--generation-config takes auto, vllm or a folder; there is no file .*none"
+    ):
+        load(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("values", ['{"temperature": -1}', '{"top_p": "high"}', "[]", "{"])

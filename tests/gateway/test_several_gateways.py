@@ -17,11 +17,11 @@ from pageloom.status import GatewayReady
 
 
 @asynccontextmanager
-async def stack(**settings: object) -> AsyncIterator[LocalStack]:
+async def stack(port: int = 0) -> AsyncIterator[LocalStack]:
     config = StackConfig(
         scheduler=SchedulerConfig(log_level="error"),
         worker=WorkerConfig(model="", simulate="fixed:1ms", num_blocks=64, max_model_len=256, log_level="error"),
-        gateway=GatewayConfig(model="", served_model_names=("m",), log_level="error", **{"port": 0, **settings}),
+        gateway=GatewayConfig(model="", served_model_names=("m",), log_level="error", port=port),
         num_gateways=2,
     )
     async with LocalStack(config, lambda _: None) as services:

@@ -4,6 +4,7 @@ never a control token that the client wrote."""
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.scripted_engine import MODEL, ScriptedEngine, says
 from tests.support.tokenizer_reference import reference_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+DOCUMENTATION = Path(__file__).parent.parent.parent / "docs/tools.md"
 # Template -> tool format, reasoning format; docs/tools.md has the same table.
 DETECTED = {
     "alpaca": ("json", None), "aya": ("json", None), "chatml": ("json", None), "cohere": ("json", None),
@@ -205,3 +207,36 @@ def theirs(source: str, chat: list[dict[str, Any]], **options: Any) -> list[int]
     token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert isinstance(token_ids, list)
     return token_ids
+
+
+async def test_the_documentation_has_this_table():
+    rows = {}
+    for line in DOCUMENTATION.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[0] in TEMPLATE_NAMES:
+            traits = ChatTemplate(template_source(cells[0]), {"bos_token": "<s>", "eos_token": "</s>"}).traits
+            assert (cells[3] == "yes") == traits.tools, cells[0]
+            rows[cells[0]] = (cells[1], cells[2] or None)
+    assert rows == DETECTED
+
+
+async def test_several_systems_reach_every_model_that_takes_one(family: tuple[str, GatewayServer]):
+    _, server = family
+    assert server.model.chat_template is not None
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "Be quick."},
+        {"role": "user", "content": "So?"},
+    ]
+    server.engine.requests.clear()
+    response = await server.chat(messages=messages)
+    if not server.model.chat_template.traits.system:
+        assert response.status_code == 400
+        assert "System role not supported" in response.json()["error"]["message"]
+        return
+    assert response.status_code == 200, response.text
+    prompt = server.model.tokenizer.decode(server.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert all(words in prompt for words in ("Be brief.", "Be kind.", "Be quick.", "So?"))

@@ -184,13 +184,24 @@ async def test_thinking_is_told_apart(qwen: GatewayServer, stream: bool):
     assert (thought, content) == ("Let me think.", "I look.")
 
 
+async def test_the_usage_counts_the_thinking_s_tokens(qwen: GatewayServer):
+    thought = qwen.encode("Let me think.\n</think>")
+    qwen.engine.script = ends(qwen, "Let me think.\n</think>\n\nYes.")
+    for include in (True, False):
+        usage = (await qwen.chat(include_reasoning=include)).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": len(thought)}
+        response = await qwen.chat(stream=True, stream_options={"include_usage": True}, include_reasoning=include)
+        assert events(response.text)[-1]["usage"] == usage
+
+
 async def test_thinking_may_be_switched_off_or_left_out(qwen: GatewayServer):
     qwen.engine.script = ends(qwen, "Hm.</think>Yes.")
     message = (await qwen.chat(include_reasoning=False)).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Yes."}
     qwen.engine.script = ends(qwen, "Yes.")
-    message = (await qwen.chat(chat_template_kwargs={"enable_thinking": False})).json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Yes."}
+    for fields in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
+        message = (await qwen.chat(**fields)).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": "Yes."}
 
 
 async def test_marks_that_are_special_tokens_are_read_and_not_shown(served_model: ServedModel):

@@ -99,7 +99,7 @@ def is_person(text: str) -> bool:
 def test_whatever_the_model_wants_the_text_matches(
     bench: Bench, grammar: str, is_right: Callable[[str], object], temperature: float
 ):
-    for seed in range(3):
+    for seed in range(2):
         bench.bind(0, SamplingParams(seed=seed, temperature=temperature, grammar=grammar))
         output = run_to_end(bench, 0)
         assert output[-1] in EOS
