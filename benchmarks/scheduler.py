@@ -186,6 +186,7 @@ def _hello(worker_id: str, num_seqs: int, num_blocks: int, block_size: int) -> W
         eos_token_ids=(2,),
         dtype="bfloat16",
         weights_bytes=1,
+        hidden_size=4096,
     )
     cache = CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=1)
     return WorkerHello(

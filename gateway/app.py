@@ -8,8 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
+from gateway.batches.directory import BatchDirectory
+from gateway.batches.file_store import FileStore, StoreLimits
+from gateway.batches.inner_call import caller
+from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
 from gateway.grammar_compiler import GrammarCompiler
@@ -18,15 +23,41 @@ from gateway.metrics import GatewayMetrics
 from gateway.middleware import RequestMiddleware
 from gateway.openapi import describe_truly
 from gateway.responses.store import ResponseStore
-from gateway.routes import anthropic_messages, chat, completions, docs_page, models, ops, responses, tokenize
+from gateway.routes import (
+    anthropic_messages,
+    batches,
+    chat,
+    completions,
+    docs_page,
+    embeddings,
+    files,
+    models,
+    ops,
+    responses,
+    tokenize,
+)
 from gateway.runtime import Gateway
 from gateway.served_model import ServedModel
 from pageloom import __version__
+from pageloom.batch_lines import BATCH_URLS
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
 
 # Templates and tokenizers release the GIL only in part, so more threads would not help.
 NUM_TEXT_THREADS = 2
+_ROUTES = (
+    chat,
+    completions,
+    embeddings,
+    responses,
+    anthropic_messages,
+    files,
+    batches,
+    models,
+    tokenize,
+    ops,
+    docs_page,
+)
 
 
 def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, lifecycle: Lifecycle) -> FastAPI:
@@ -57,12 +88,13 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
             max_bytes=config.max_stored_response_bytes,
             ttl_s=config.response_ttl_s,
         ),
+        batches=_batches(app, config),
     )
     if config.allowed_origins:
         _allow_browsers(app, config.allowed_origins)
     app.add_middleware(RequestMiddleware, metrics=metrics)
     install_error_handlers(app)
-    for routes in (chat, completions, responses, anthropic_messages, models, tokenize, ops, docs_page):
+    for routes in _ROUTES:
         app.include_router(routes.router)
     describe_truly(app)
     return app
@@ -79,12 +111,30 @@ def _allow_browsers(app: FastAPI, origins: Sequence[str]) -> None:
     )
 
 
+def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
+    directory = BatchDirectory(config.batch_dir)
+    limits = StoreLimits(
+        max_files=config.max_stored_files, max_bytes=config.max_stored_file_bytes, ttl_s=config.file_ttl_s
+    )
+    served = {route.path for routes in _ROUTES for route in routes.router.routes if isinstance(route, APIRoute)}
+    return BatchService(
+        directory,
+        FileStore(directory, limits),
+        caller(app),
+        urls=[url for url in BATCH_URLS if url in served],
+        concurrency=config.batch_concurrency,
+        max_line_bytes=config.max_body_bytes,
+    )
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
     async with gateway.client, asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(gateway.engine.watch())
+        await gateway.batches.open()
         yield
+        await gateway.batches.close()
         watch.cancel()
         await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

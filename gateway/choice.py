@@ -118,12 +118,7 @@ class Choice:
         self.finished = True
         if self._has_stopped():
             return self._last("", "stop", self._matcher.matched, event)
-        if event.reason is FinishReason.ERROR:
-            raise EngineError(event.error_message or "the engine failed")
-        if event.reason is FinishReason.CANCELLED:
-            raise Unavailable(event.error_message or "the engine cancelled the request")
-        if event.reason is FinishReason.DEADLINE:
-            raise DeadlineExceeded(event.error_message or "the request's deadline passed before it was answered")
+        require_success(event)
         text = self._matcher.push(self._detokenizer.finish())
         if self._matcher.matched is not None:
             return self._last(text, "stop", self._matcher.matched, event)
@@ -164,6 +159,16 @@ class Choice:
 
 def _with_parts(delta: ChoiceDelta, parts: MessageDelta) -> ChoiceDelta:
     return replace(delta, text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
+
+
+def require_success(event: ChoiceFinished) -> None:
+    """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time."""
+    if event.reason is FinishReason.ERROR:
+        raise EngineError(event.error_message or "the engine failed")
+    if event.reason is FinishReason.CANCELLED:
+        raise Unavailable(event.error_message or "the engine cancelled the request")
+    if event.reason is FinishReason.DEADLINE:
+        raise DeadlineExceeded(event.error_message or "the request's deadline passed before it was answered")
 
 
 def _skipped_ids(job: Job, tokenizer: Tokenizer) -> frozenset[int]:

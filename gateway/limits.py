@@ -46,6 +46,11 @@ def _num_prompts(prompt: Any) -> int | None:
     return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else None
 
 
+def _num_inputs(value: Any) -> int | None:
+    is_several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    return len(value) if is_several else None
+
+
 def _num_input_items(value: Any) -> int | None:
     # Texts are no items of a conversation.
     return len(value) if isinstance(value, list) and value and isinstance(value[0], dict) else None
@@ -55,6 +60,7 @@ def _num_input_items(value: Any) -> int | None:
 BOUNDS = (
     Bound("messages", "max_messages", _num_items, "messages", "maxItems"),
     Bound("input", "max_messages", _num_input_items, "items", "maxItems"),
+    Bound("input", "max_inputs", _num_inputs, "inputs", "maxItems"),
     Bound("prompt", "max_prompts", _num_prompts, "prompts", "maxItems"),
     Bound("n", "max_choices", _number, "", "maximum"),
     Bound("best_of", "max_choices", _number, "", "maximum"),

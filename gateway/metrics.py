@@ -15,7 +15,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from gateway.choice import ChoiceDelta
+from gateway.choice import ChoiceDelta, Finish
 from gateway.errors import ClientDisconnected
 from pageloom import __version__
 
@@ -99,9 +99,13 @@ class RequestObserver:
         if delta.num_tokens:
             self._on_tokens(delta)
         if delta.finish is not None:
-            self._choices_left -= 1
-            self.finish = delta.finish
-            self._metrics.success[delta.finish].inc()
+            self.on_finish(delta.finish)
+
+    def on_finish(self, finish: Finish) -> None:
+        """One choice has ended."""
+        self._choices_left -= 1
+        self.finish = finish
+        self._metrics.success[finish].inc()
 
     def on_end(self, error: BaseException | None) -> None:
         """`error` is what ended the generation early."""

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gateway.limits import BOUNDS
+from gateway.limits import BOUNDS, Bound
 from gateway.runtime import Gateway
 from pageloom.request_limits import RequestLimits
 from pageloom.sampling_params import MAX_SEED
@@ -36,7 +36,7 @@ RANGES: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "seed": {"minimum": -(2**63), "maximum": MAX_SEED},
     }
 )
-_TOKEN_ID_FIELDS = ("prompt", "stop_token_ids", "allowed_token_ids", "tokens")
+_TOKEN_ID_FIELDS = ("prompt", "input", "stop_token_ids", "allowed_token_ids", "tokens")
 # The type that each keyword speaks of.
 _KEYWORD_TYPES = {"maxItems": "array", "maxLength": "string", "maxProperties": "object", "maximum": "integer"}
 
@@ -81,9 +81,18 @@ def _drop_unsent_answers(document: Schema) -> None:
 def _add_limits(properties: Mapping[str, Schema], limits: RequestLimits) -> None:
     for bound in BOUNDS:
         for member in _members(properties.get(bound.field, {}), _KEYWORD_TYPES[bound.keyword]):
-            # One prompt's ids are bounded by the context.
-            if bound.field != "prompt" or member["items"].get("type") != "integer":
+            if _holds_for(bound, member):
                 member[bound.keyword] = getattr(limits, bound.limit)
+
+
+def _holds_for(bound: Bound, member: Schema) -> bool:
+    """One prompt's ids are bounded by the context. Inputs are prompts, or items of a conversation."""
+    kind = member.get("items", {}).get("type")
+    if bound.field == "input":
+        return (
+            kind in ("string", "array") if bound.limit == "max_inputs" else kind not in ("string", "array", "integer")
+        )
+    return bound.field != "prompt" or kind != "integer"
 
 
 def _add_ranges(properties: Mapping[str, Schema], num_token_ids: int) -> None:

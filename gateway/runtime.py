@@ -13,6 +13,7 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends, Request
 from starlette.types import Receive, Scope
 
+from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.generation import Generation
 from gateway.grammar_compiler import GrammarCompiler
@@ -42,6 +43,7 @@ class Gateway:
     grammar_compiler: GrammarCompiler
     threads: Executor
     responses: ResponseStore
+    batches: BatchService
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """For text work that would hold up the event loop."""
@@ -63,23 +65,33 @@ GatewayDependency = Annotated[Gateway, Depends(_gateway_of)]
 
 
 @asynccontextmanager
-async def generating(
-    gateway: Gateway, scope: Scope, receive: Receive, answer_id: str, job: Job
-) -> AsyncGenerator[Generation]:
-    """Runs a job at the engine for as long as the body lasts, the client stays and the server may run.
+async def at_engine(
+    gateway: Gateway, scope: Scope, receive: Receive, answer_id: str, observer: RequestObserver
+) -> AsyncGenerator[None]:
+    """What the engine is asked for as `answer_id` may take as long as the body lasts, the client stays and the server
+    may run.
 
     Raises ClientDisconnected or ShuttingDown when one of those ends it.
     """
     record = record_of(scope)
-    observer = RequestObserver(gateway.metrics, record.started_s, job.num_prompt_tokens, job.num_choices)
     record.answer_id, record.observer = answer_id, observer
     try:
-        async with (
-            gateway.lifecycle.running(receive),
-            Generation(gateway.client, answer_id, job, gateway.model.tokenizer, observer) as generation,
-        ):
-            yield generation
+        async with gateway.lifecycle.running(receive):
+            yield
     except BaseException as error:
         observer.on_end(error)
         raise
     observer.on_end(None)
+
+
+@asynccontextmanager
+async def generating(
+    gateway: Gateway, scope: Scope, receive: Receive, answer_id: str, job: Job
+) -> AsyncGenerator[Generation]:
+    """Runs a job `at_engine`."""
+    observer = RequestObserver(gateway.metrics, record_of(scope).started_s, job.num_prompt_tokens, job.num_choices)
+    async with (
+        at_engine(gateway, scope, receive, answer_id, observer),
+        Generation(gateway.client, answer_id, job, gateway.model.tokenizer, observer) as generation,
+    ):
+        yield generation

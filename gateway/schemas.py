@@ -22,6 +22,7 @@ REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
 # What fields that take several types accept, for error messages.
 ACCEPTED_TYPES: Mapping[str, str] = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
+    "input": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
     "tool_choice": "none, auto, required, or an object that names a function",

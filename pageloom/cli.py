@@ -14,6 +14,7 @@ import typer
 
 from pageloom import __version__, config, simulation_config
 from pageloom import options as opt
+from pageloom.batch_options import takes_batch_options
 from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
@@ -28,6 +29,7 @@ ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
 # Options that bear vLLM's name where our setting says more: its unit, or what it is.
 _FIELD_NAMES = {
+    "file_ttl": "file_ttl_s",
     "hop_latency": "hop_latency_s",
     "max_steps_in_flight": "max_num_steps_in_flight",
     "num_gpu_blocks_override": "num_blocks",
@@ -78,6 +80,7 @@ def root(
 
 @app.command()
 @opt.takes_request_limits
+@takes_batch_options
 def serve(
     context: typer.Context,
     model: opt.Model = "",
@@ -91,6 +94,7 @@ def serve(
     device: opt.DeviceOption = config.Device.auto,
     cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     batch_invariant: opt.BatchInvariant = False,
+    pooling: opt.PoolingOption = config.PoolingChoice.auto,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -168,6 +172,7 @@ def worker(
     device: opt.DeviceOption = config.Device.auto,
     cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     batch_invariant: opt.BatchInvariant = False,
+    pooling: opt.PoolingOption = config.PoolingChoice.auto,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -187,6 +192,7 @@ def worker(
 
 @app.command()
 @opt.takes_request_limits
+@takes_batch_options
 def gateway(
     context: typer.Context,
     model: opt.Model = "",
@@ -208,6 +214,57 @@ def gateway(
 ) -> None:
     """Run one HTTP gateway, which needs MODEL's tokenizer and chat template but not its weights."""
     _become("gateway", _gateway_config(context.params))
+
+
+@app.command()
+def run_batch(
+    context: typer.Context,
+    input_file: opt.InputFile,
+    output_file: opt.OutputFile,
+    model: opt.Model = "",
+    url: opt.Url = None,
+    api_key: opt.ApiKey = None,
+    max_concurrency: opt.MaxConcurrency = config.DEFAULT_MAX_NUM_SEQS,
+    served_model_name: opt.ServedModelName = None,
+    chat_template: opt.ChatTemplate = None,
+    tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
+    reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
+    dtype: opt.DtypeOption = config.Dtype.auto,
+    quantization: opt.QuantizationOption = config.Quantization.auto,
+    device: opt.DeviceOption = config.Device.auto,
+    cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
+    batch_invariant: opt.BatchInvariant = False,
+    max_model_len: opt.MaxModelLen = None,
+    num_threads: opt.NumThreads = None,
+    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
+    num_gpu_blocks_override: opt.NumBlocks = None,
+    kv_cache_memory_bytes: opt.KvCacheMemory = None,
+    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
+    enable_prefix_caching: opt.PrefixCaching = True,
+    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    data_parallel_size: opt.DataParallelSize = 1,
+    log_level: opt.LogLevelOption = config.LogLevel.warning,
+) -> None:
+    """Answer a file of requests, in the form of OpenAI's batches, with MODEL served for that time or at --url."""
+    # An HTTP client, which the services need not have.
+    from pageloom.run_batch import MAX_LINE_BYTES, RunBatchConfig
+    from pageloom.run_batch import run_batch as run
+
+    params = context.params
+    batch_config = RunBatchConfig(
+        input_file=input_file, output_file=output_file, url=url, api_key=api_key, max_concurrency=max_concurrency
+    )
+    stack_config = StackConfig(
+        scheduler=_config(SchedulerConfig, params),
+        worker=_config(WorkerConfig, params),
+        # A line is one body here, however long.
+        gateway=_config(
+            GatewayConfig, params, port=0, served_model_names=_names(params), max_body_bytes=MAX_LINE_BYTES
+        ),
+        num_workers=data_parallel_size,
+    )
+    sys.exit(run(batch_config, stack_config))
 
 
 @app.command()

@@ -42,6 +42,12 @@ class CpuKernels(StrEnum):
     torch = "torch"
 
 
+class PoolingChoice(StrEnum):
+    auto = "auto"
+    last = "last"
+    mean = "mean"
+
+
 class BlockSize(int, Enum):
     b16 = 16
     b32 = 32
@@ -66,6 +72,13 @@ DEFAULT_GENERATION_CONFIG = "auto"
 DEFAULT_MAX_STORED_RESPONSES = 1000
 DEFAULT_MAX_STORED_RESPONSE_BYTES = 64 * 1024 * 1024
 DEFAULT_RESPONSE_TTL_S = 86_400.0
+# Those of OpenAI, but for the total.
+DEFAULT_MAX_FILE_BYTES = 200 * 1024 * 1024
+DEFAULT_MAX_STORED_FILES = 1000
+DEFAULT_MAX_STORED_FILE_BYTES = 2 * 1024 * 1024 * 1024
+DEFAULT_FILE_TTL_S = 30 * 86_400.0
+# Half of the sequences of a step, so that clients find room.
+DEFAULT_BATCH_CONCURRENCY = 32
 # From the chat template.
 DEFAULT_PARSER = "auto"
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
@@ -121,9 +134,16 @@ class GatewayConfig(ServiceConfig):
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
     response_ttl_s: float = DEFAULT_RESPONSE_TTL_S
+    batch_dir: str | None = None
+    batch_concurrency: int = DEFAULT_BATCH_CONCURRENCY
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
+    max_stored_files: int = DEFAULT_MAX_STORED_FILES
+    max_stored_file_bytes: int = DEFAULT_MAX_STORED_FILE_BYTES
+    file_ttl_s: float = DEFAULT_FILE_TTL_S
 
     def __post_init__(self) -> None:
         _require_port("port", self.port)
+        _require_at_least("batch_concurrency", self.batch_concurrency, 1)
         for origin in self.allowed_origins:
             _require_origin(origin)
 
@@ -189,6 +209,7 @@ class WorkerConfig(ServiceConfig):
     quantization: str = "auto"
     cpu_kernels: str = "auto"
     batch_invariant: bool = False
+    pooling: str = "auto"
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -204,6 +225,7 @@ class WorkerConfig(ServiceConfig):
         _require_one_of("dtype", self.dtype, Dtype)
         _require_one_of("quantization", self.quantization, Quantization)
         _require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
+        _require_one_of("pooling", self.pooling, PoolingChoice)
         _require_one_of("block_size", self.block_size, BlockSize)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)

@@ -29,8 +29,8 @@ class StackConfig:
     """Settings of all services. The others dial a unix socket of the scheduler, whatever address they have.
 
     With several workers each gets a name, a metrics port, its part of the CPU's threads, and a GPU of its own. Several
-    gateways share one port, between which the system spreads connections, and store no responses: the next request
-    may reach another one.
+    gateways share one port, between which the system spreads connections, and store neither responses nor files: the
+    next request may reach another one.
     """
 
     scheduler: SchedulerConfig
@@ -45,6 +45,8 @@ class StackConfig:
             raise InvalidConfig(
                 f"--data-parallel-size {self.num_workers} needs as many GPUs, but CUDA_VISIBLE_DEVICES is {visible!r}"
             )
+        if self.num_gateways > 1 and self.gateway is not None and self.gateway.batch_dir is not None:
+            raise InvalidConfig("--batch-dir needs --api-server-count 1: several gateways store no files")
         first_port = self.worker.metrics_port
         if first_port is not None and first_port + self.num_workers - 1 > MAX_PORT:
             raise InvalidConfig(
@@ -66,7 +68,9 @@ class StackConfig:
 
     def gateway_config(self, gateway: GatewayConfig, scheduler_address: str, port: int) -> GatewayConfig:
         gateway = replace(gateway, scheduler_address=scheduler_address, port=port)
-        return gateway if self.num_gateways == 1 else replace(gateway, shares_port=True, max_stored_responses=0)
+        if self.num_gateways == 1:
+            return gateway
+        return replace(gateway, shares_port=True, max_stored_responses=0, max_stored_files=0)
 
     def worker_environment(self, index: int) -> dict[str, str]:
         """What differs from this process's own environment."""

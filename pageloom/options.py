@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pageloom import config
-from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, Quantization, flag_name
+from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, PoolingChoice, Quantization, flag_name
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits, described_limits
@@ -47,10 +47,10 @@ def parse_address(text: str) -> str:
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
 
 
-def _option(flag: str, text: str, **settings: object) -> object:
+def _option(flag: str, text: str, *aliases: str, **settings: object) -> object:
     name = flag.split("/")[0].lstrip("-")
     envvar = "PAGELOOM_" + name.upper().replace("-", "_")
-    return typer.Option(flag, help=text, envvar=envvar, **settings)  # type: ignore[arg-type]
+    return typer.Option(flag, *aliases, help=text, envvar=envvar, **settings)  # type: ignore[arg-type]
 
 
 Model = Annotated[
@@ -106,6 +106,11 @@ BatchInvariant = Annotated[
     bool,
     _option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what "
             "else is in the batch. The C++ kernels are such, with this option or without."),
+]  # fmt: skip
+PoolingOption = Annotated[
+    PoolingChoice,
+    _option("--pooling", "Which hidden state is a prompt's embedding: the last token's, or the mean of all. auto: as "
+            "the model folder's 1_Pooling/config.json says, else the last."),
 ]  # fmt: skip
 MaxModelLen = Annotated[
     int | None,
@@ -166,6 +171,35 @@ MaxStoredResponseBytes = Annotated[
     _option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
 ]
 ResponseTtl = Annotated[float, _option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
+InputFile = Annotated[
+    str,
+    _option("--input-file", "Requests, a line of JSON each; - for standard input.", "-i", metavar="FILE"),
+]
+OutputFile = Annotated[
+    str,
+    _option("--output-file", "File for their answers, in the order in which they come; - for standard output.", "-o",
+            metavar="FILE"),
+]  # fmt: skip
+Url = Annotated[
+    str | None,
+    _option("--url", "Server to send them to, instead of MODEL served here for the time of the run.", metavar="URL"),
+]
+ApiKey = Annotated[str | None, _option("--api-key", "Key for the server at --url.", metavar="KEY")]
+MaxConcurrency = Annotated[int, _option("--max-concurrency", "Requests under way at once.", min=1)]
+BatchDir = Annotated[
+    str | None,
+    _option("--batch-dir", "Folder for uploaded files and batches, which outlast the process there. Default: a "
+            "temporary one.", metavar="FOLDER"),
+]  # fmt: skip
+BatchConcurrency = Annotated[
+    int, _option("--batch-concurrency", "Requests of batch files that run at once, behind those of clients.", min=1)
+]
+MaxFileBytes = Annotated[int, _option("--max-file-bytes", "Largest uploaded file.", parser=parse_size, metavar="BYTES")]
+MaxStoredFiles = Annotated[int, _option("--max-stored-files", "Files that are kept.", min=0)]
+MaxStoredFileBytes = Annotated[
+    int, _option("--max-stored-file-bytes", "Disk space for them.", parser=parse_size, metavar="BYTES")
+]
+FileTtl = Annotated[float, _option("--file-ttl", "Seconds after which they are deleted.", min=1.0)]
 SchedulerPort = Annotated[
     int,
     _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
@@ -255,8 +289,8 @@ DataParallelSize = Annotated[
 ]
 ApiServerCount = Annotated[
     int,
-    _option("--api-server-count", "Gateway processes that share the port; more than one store no responses.", min=1,
-            max=64),
+    _option("--api-server-count", "Gateway processes that share the port; more than one store nothing for later.",
+            min=1, max=64),
 ]  # fmt: skip
 EndWithParent = Annotated[
     bool,

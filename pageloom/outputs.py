@@ -67,7 +67,10 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFinished:
-    """The last event of one choice. `num_output_tokens` counts resumed tokens too; `timeline` comes if asked for."""
+    """The last event of one choice. `num_output_tokens` counts resumed tokens too; `timeline` comes if asked for.
+
+    `embedding` is that of a prompt that was to be pooled, as little-endian float32 [hidden], and empty otherwise.
+    """
 
     choice_index: int
     reason: FinishReason
@@ -76,6 +79,7 @@ class ChoiceFinished:
     stop_token_id: int | None = None
     error_message: str = ""
     timeline: Timeline | None = None
+    embedding: bytes = b""
 
 
 # Those of the prompt come without gap or repeat, before the first tokens of choice 0.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
+from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 
 
@@ -17,6 +18,8 @@ class Admission:
     leading tokens already have their KV in `block_ids`. `sampling.seed` and `sampling.max_tokens`
     are always set. Random numbers are keyed by (sampling.seed, choice_index, absolute position).
     Prompt tokens from index `first_scored_token` > num_computed_tokens on get log-probabilities; 0: none.
+    With `pooling` all tokens are prompt, and the run that reaches the last draws nothing but pools them; for the mean
+    none of them may be computed.
     """
 
     slot: int
@@ -27,6 +30,7 @@ class Admission:
     sampling: SamplingParams
     choice_index: int = 0
     first_scored_token: int = 0
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class BatchPlan:
 
     A slot runs its chunk if it is in `chunk_slots`; otherwise it runs one token if its last run drew
     a token and it is not in `held_slots`. A run that reaches the slot's last known token draws the
-    next one. A continuing decode therefore costs nothing in the plan.
+    next one, unless its prompt is pooled. A continuing decode therefore costs nothing in the plan.
     """
 
     epoch: int
@@ -59,7 +63,8 @@ class StepResult:
 
     `logprobs` holds an entry for each slot whose sampling asked for them; `failures` a message for
     each slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
-    whose chunk ran tokens right before prompt tokens that are to be scored.
+    whose chunk ran tokens right before prompt tokens that are to be scored, and `embeddings` one for each slot whose
+    run reached the end of a prompt that is pooled: little-endian float32 [hidden].
     """
 
     epoch: int
@@ -69,12 +74,14 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
     duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The model a worker runs, as far as scheduler and gateway must know it."""
+    """The model a worker runs, as far as scheduler and gateway must know it. `pooling` is how its embeddings are meant;
+    they have `hidden_size` values."""
 
     name: str
     digest: str
@@ -84,6 +91,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     weights_bytes: int
+    hidden_size: int
+    pooling: Pooling = Pooling.last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""By which rules does the scheduler decide? The choices an operator has, shared by command line and core."""
+"""By which rules does the engine decide? The choices an operator has, shared by command line and services."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ class SchedulingPolicy(StrEnum):
     fcfs = "fcfs"
     priority = "priority"
     fair = "fair"
+
+
+class Pooling(StrEnum):
+    """How one vector is made of a prompt's hidden states, those after the model's final norm.
+
+    `last`: that of the last token. `mean`: the mean over all tokens.
+    """
+
+    last = "last"
+    mean = "mean"
 
 
 class Placement(StrEnum):

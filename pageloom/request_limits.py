@@ -33,6 +33,8 @@ class RequestLimits:
     max_json_depth: int = _limit(64, "Deepest nesting of arrays and objects in a body.", low=8, high=_DEEPEST_JSON)
     max_messages: int = _limit(2048, "Most messages of a chat, or items of a response's `input`.")
     max_prompts: int = _limit(256, "Most prompts of a text completion.")
+    # OpenAI's limit; no more of them than `max_prompts` are at the engine at one time.
+    max_inputs: int = _limit(2048, "Most inputs of an embedding request.")
     max_choices: int = _limit(128, "Most choices of a prompt: `n` and `best_of`.")
     max_choices_in_all: int = _limit(256, "Most choices of all prompts together.")
     max_stop_strings: int = _limit(16, "Most strings in `stop` or `stop_sequences`.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pageloom.plan import CacheInfo, ModelInfo
+from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 
 MAX_TENANT_CHARS = 256
@@ -15,7 +16,8 @@ class GenerateRequest:
     """A prompt and how to go on from it. `resume` maps a choice to the tokens it already has.
 
     `deadline_s` counts from the arrival. With `wait_for_tokens` no step of a choice is planned before the
-    token of its last one is known.
+    token of its last one is known. With `pooling` nothing is generated: the one choice ends with the prompt's
+    embedding, and `sampling` means nothing.
     """
 
     request_id: str
@@ -29,6 +31,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     include_timeline: bool = False
     wait_for_tokens: bool = False
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,8 @@ def configure_logging(service: str, level: str) -> None:
     ]
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if interactive:
-        renderer = structlog.dev.ConsoleRenderer()
+        # The default shows the values of local variables too, prompts among them.
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

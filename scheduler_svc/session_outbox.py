@@ -15,8 +15,8 @@ from pageloom.rpc.v1 import engine_pb2
 MAX_TOKENS_PER_MESSAGE = 32_768
 # Likewise, of prompts; what one step brings for one request is not taken apart.
 MAX_SCORED_TOKENS_PER_MESSAGE = 32_768
-# A timeline takes up to 96 KB, and all of them have to fit.
-MAX_ENDS_PER_MESSAGE = 128
+# A timeline takes up to 96 KB and an embedding 64, and all of them have to fit.
+MAX_ENDS_PER_MESSAGE = 64
 # A client that sends and never reads would else make us keep the ends of ever more requests.
 MAX_WAITING_ENDS = 1_024
 

@@ -27,7 +27,7 @@ def options() -> list[tuple[str, str, str]]:
     group: Any = typer.main.get_command(app)
     return [
         (command, parameter.opts[0], parameter.envvar)
-        for command in (*COMMANDS, "replay", "simulate")
+        for command in (*COMMANDS, "run-batch", "replay", "simulate")
         for parameter in group.commands[command].params
         if parameter.param_type_name == "option" and parameter.name != "help"
     ]

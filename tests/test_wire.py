@@ -19,6 +19,7 @@ from pageloom.errors import (
 )
 from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, PromptLogprobs, TokenLogprobs, TokensGenerated
 from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
+from pageloom.policies import Pooling
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import common_pb2, engine_pb2
 from pageloom.sampling_params import SamplingParams
@@ -29,6 +30,7 @@ SMALL = st.integers(0, 2**31 - 1)
 UNIT = st.floats(0, 1, width=32)
 FLOATS = st.floats(-10, 0, width=32)
 FINITE = st.floats(0, 1e6, width=32)
+POOLINGS = st.none() | st.sampled_from(Pooling)
 REFUSALS = [
     InvalidRequest("a", param="n"), ContextLengthExceeded("b", param="max_tokens"), DuplicateRequest("c"),
     Overloaded("d"), Unavailable("e"), EngineError("f"),
@@ -76,6 +78,7 @@ admissions = st.builds(
     sampling=sampling_params,
     choice_index=SMALL,
     first_scored_token=SMALL,
+    pooling=POOLINGS,
 )
 plan_columns = {
     field.name: IDS for field in fields(BatchPlan) if field.name not in ("epoch", "step", "snapshot", "admissions")
@@ -97,6 +100,7 @@ results = st.builds(
     logprobs=st.dictionaries(SMALL, logprobs, max_size=3),
     failures=st.dictionaries(SMALL, st.text(max_size=5), max_size=3),
     prompt_logprobs=st.dictionaries(SMALL, prompt_logprobs, max_size=2),
+    embeddings=st.dictionaries(SMALL, st.binary(max_size=8), max_size=2),
     duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
 )
 requests = st.builds(
@@ -112,6 +116,7 @@ requests = st.builds(
     deadline_s=st.none() | FINITE,
     include_timeline=st.booleans(),
     wait_for_tokens=st.booleans(),
+    pooling=POOLINGS,
 )
 SECONDS = st.none() | FINITE
 waits = st.builds(
@@ -150,6 +155,7 @@ endings = st.builds(
     stop_token_id=st.none() | SMALL,
     error_message=st.text(max_size=5),
     timeline=st.none() | timelines,
+    embedding=st.binary(max_size=8),
 )
 events = (
     endings
@@ -169,7 +175,7 @@ scored_tokens = NOT_EMPTY.flatmap(
 first_choices = st.builds(wire.StreamTokens, STREAM, st.just(0), SMALL, st.tuples(SMALL), st.just(()))
 MODEL = ModelInfo(
     name="m", digest="d", architecture="llama", vocab_size=9, max_model_len=8, eos_token_ids=(1, 2), dtype="float32",
-    weights_bytes=2**40,
+    weights_bytes=2**40, hidden_size=576, pooling=Pooling.mean,
 )  # fmt: skip
 CACHE = CacheInfo(block_size=16, num_blocks=7, kv_bytes=2**41)
 

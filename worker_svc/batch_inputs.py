@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom_kernels import AttentionBatch
-from worker_svc.prompt_rows import PromptRows
 from worker_svc.slots import Runs, SlotTable
 
 
@@ -20,13 +20,13 @@ class BatchInputs:
 
     token_ids: Tensor  # [tokens] int64
     attention: AttentionBatch
-    # [draws + scored] int64: the last row of each sequence that draws, in the order of Runs.draw_slots, and then the
-    # rows after which a prompt token is scored.
+    # [outputs] int64: the last row of each sequence that draws, in the order of Runs.draw_slots, and then what else is
+    # needed of the prompts.
     output_rows: Tensor
 
 
 def build_batch_inputs(
-    table: SlotTable, runs: Runs, device: torch.device, prompt_rows: PromptRows | None = None
+    table: SlotTable, runs: Runs, device: torch.device, more_output_rows: Sequence[NDArray[np.int64]] = ()
 ) -> BatchInputs:
     """Gathers the rows of `runs` (at least one) from the table; all work is on whole arrays."""
     query_start = np.zeros(len(runs.slots) + 1, np.int64)
@@ -49,8 +49,8 @@ def build_batch_inputs(
         slot_mapping=_to_device(slot_mapping, device),
     )
     output_rows = query_start[1:][runs.draws] - 1
-    if prompt_rows is not None:
-        output_rows = np.concatenate((output_rows, prompt_rows.rows))
+    if more_output_rows:
+        output_rows = np.concatenate((output_rows, *more_output_rows))
     return BatchInputs(
         token_ids=_to_device(table.token_ids[row_slots, positions].astype(np.int64), device),
         attention=attention,

@@ -25,7 +25,10 @@ from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
 from worker_svc.models.model import Model
-from worker_svc.prompt_rows import PromptScoring
+from worker_svc.pooled_rows import PooledRows, PooledSlots
+from worker_svc.pooler import NO_EMBEDDINGS, Embeddings, Pooler
+from worker_svc.pooling_config import choose_pooling
+from worker_svc.prompt_rows import PromptRows, PromptScoring
 from worker_svc.prompt_scores import NO_SCORES, PromptScores, score_prompts
 from worker_svc.quantization import kept_types
 from worker_svc.rehearsal import measure_free_gpu_bytes, rehearse
@@ -46,6 +49,7 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     torch.set_num_threads(num_threads)
     files = locate_model(config.model)
     checkpoint = open_checkpoint(files)
+    pooling = choose_pooling(config.pooling, files)
     device = resolve_device(config.device)
     longest = _longest_context(checkpoint, config.max_model_len)
     kernels = choose_kernels(config, checkpoint, device, num_threads)
@@ -80,6 +84,8 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
         eos_token_ids=eos_token_ids,
         dtype=dtype_name(kernels.dtype),
         weights_bytes=weights_bytes,
+        hidden_size=checkpoint.config.hidden_size,
+        pooling=pooling,
     )
     if info.max_model_len < longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
@@ -116,6 +122,8 @@ class ModelRunner:
             vocab_size=info.vocab_size,
         )
         self._prompt_scoring = PromptScoring(config.max_num_seqs)
+        self._pooled_slots = PooledSlots(config.max_num_seqs)
+        self._pooler = Pooler()
         self._sampler = Sampler(
             max_num_seqs=config.max_num_seqs,
             vocab_size=info.vocab_size,
@@ -141,16 +149,18 @@ class ModelRunner:
         self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
-        draws, scores = self._run(runs)
+        draws, scores, embeddings = self._run(runs)
         self._slots.advance(runs, draws.slots, draws.token_ids)
+        failed_slots = (*scores.failed_slots, *embeddings.failed_slots)
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
             slots=tuple(draws.slots.tolist()),
             token_ids=tuple(draws.token_ids.tolist()),
             logprobs=draws.logprobs,
-            failures=failures | draws.failures | dict.fromkeys(scores.failed_slots, NOT_FINITE),
+            failures=failures | draws.failures | dict.fromkeys(failed_slots, NOT_FINITE),
             prompt_logprobs=scores.logprobs,
+            embeddings=embeddings.vectors,
             duration_s=time.perf_counter() - started_s,
         )
 
@@ -159,23 +169,36 @@ class ModelRunner:
         self._sampler.release(plan.released_slots)
         for admission in admissions:
             self._prompt_scoring.bind(admission)
+            self._pooled_slots.bind(admission)
+            self._pooler.bind(admission.slot)
             try:
                 self._sampler.bind(admission)
             except InvalidRequest as error:
                 self._slots.reject(admission.slot, error.message)
 
-    def _run(self, runs: Runs) -> tuple[Draws, PromptScores]:
+    def _run(self, runs: Runs) -> tuple[Draws, PromptScores, Embeddings]:
         if len(runs.slots) == 0:
-            return NO_DRAWS, NO_SCORES
-        prompt_rows = self._prompt_scoring.rows(runs, self._slots)
-        inputs = build_batch_inputs(self._slots, runs, self._device, prompt_rows)
+            return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS
+        scored = self._prompt_scoring.rows(runs, self._slots)
+        pooled = self._pooled_slots.rows(runs, self._slots)
+        slots, num_scored_rows = runs.draw_slots, 0 if scored is None else len(scored.rows)
+        more_rows = [part.rows for part in (scored, pooled) if part is not None]
+        inputs = build_batch_inputs(self._slots, runs, self._device, more_rows)
         hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows)
-        slots = runs.draw_slots
-        if prompt_rows is None:
-            return self._draw(hidden, slots), NO_SCORES
-        scores = score_prompts(self._model.logits, hidden[len(slots) :], prompt_rows, self.model_info.vocab_size)
-        draws = self._draw(hidden[: len(slots)], slots)
-        return draws.without(scores.failed_slots), scores
+        scored_end = len(slots) + num_scored_rows
+        scores = self._score(hidden[len(slots) : scored_end], scored)
+        embeddings = self._pool(hidden[scored_end:], pooled)
+        return self._draw(hidden[: len(slots)], slots).without(scores.failed_slots), scores, embeddings
+
+    def _score(self, hidden: Tensor, rows: PromptRows | None) -> PromptScores:
+        """`hidden` [rows, hidden]."""
+        if rows is None:
+            return NO_SCORES
+        return score_prompts(self._model.logits, hidden, rows, self.model_info.vocab_size)
+
+    def _pool(self, hidden: Tensor, rows: PooledRows | None) -> Embeddings:
+        """`hidden` [rows, hidden]."""
+        return NO_EMBEDDINGS if rows is None else self._pooler.pool(hidden, rows)
 
     def _draw(self, hidden: Tensor, slots: NDArray[np.int64]) -> Draws:
         """`hidden` [slots, hidden]."""

@@ -13,12 +13,14 @@ import time
 
 import numpy as np
 
-from pageloom.config import WorkerConfig
+from pageloom.config import PoolingChoice, WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
+from pageloom.policies import Pooling
 from pageloom.roofline import StepShape, StepTimer, parse_profile, simulated_cache
 from pageloom.simulated_tokens import NUM_RESERVED_TOKENS, SIMULATED_EOS_TOKEN_ID, choice_key, draw_tokens
+from worker_svc.pooled_rows import PooledRows, PooledSlots
 from worker_svc.prompt_rows import PromptRows, PromptScoring
 from worker_svc.slots import Runs, SlotTable
 
@@ -50,6 +52,8 @@ def simulated_runner(config: WorkerConfig) -> SimulatedRunner:
         eos_token_ids=(SIMULATED_EOS_TOKEN_ID,),
         dtype="bfloat16",
         weights_bytes=model.weights_bytes,
+        hidden_size=model.hidden_size,
+        pooling=Pooling.last if config.pooling == PoolingChoice.auto else Pooling(config.pooling),
     )
     return SimulatedRunner(
         timer, info, cache, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
@@ -71,6 +75,7 @@ class SimulatedRunner:
         # As many as each slot's request asked for; None: it asked for none at all.
         self._num_logprobs: list[int | None] = [None] * max_num_seqs
         self._prompt_scoring = PromptScoring(max_num_seqs)
+        self._pooled_slots = PooledSlots(max_num_seqs)
         self._slots = SlotTable(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -89,8 +94,10 @@ class SimulatedRunner:
             self._keys[admission.slot] = choice_key(admission.sampling.seed, admission.choice_index)
             self._num_logprobs[admission.slot] = admission.sampling.logprobs
             self._prompt_scoring.bind(admission)
+            self._pooled_slots.bind(admission)
         runs, failures = self._slots.select_runs(plan)
         prompt_rows = self._prompt_scoring.rows(runs, self._slots)
+        pooled = self._pooled_slots.rows(runs, self._slots)
         num_scored_rows = 0 if prompt_rows is None else len(prompt_rows.rows)
         drawn = runs.draw_slots
         token_ids = draw_tokens(self._keys[drawn], self._slots.num_tokens[drawn], self.model_info.vocab_size)
@@ -104,6 +111,7 @@ class SimulatedRunner:
             logprobs=self._logprobs(drawn.tolist(), token_ids.tolist()),
             failures=failures,
             prompt_logprobs={} if prompt_rows is None else self._prompt_logprobs(prompt_rows),
+            embeddings={} if pooled is None else self._embeddings(pooled),
             duration_s=time.perf_counter() - started_s,
         )
 
@@ -129,6 +137,16 @@ class SimulatedRunner:
                 top_logprobs=(logprob,) * (num_top * len(token_ids)),
             )
         return reports
+
+    def _embeddings(self, pooled: PooledRows) -> dict[int, bytes]:
+        """Arbitrary vectors, decided by the tokens of each prompt alone."""
+        embeddings: dict[int, bytes] = {}
+        for slot in pooled.slots[pooled.ends].tolist():
+            token_ids = self._slots.token_ids[slot, : self._slots.num_tokens[slot]]
+            key = int.from_bytes(hashlib.sha256(token_ids.astype("<i4").tobytes()).digest()[:8])
+            words = np.random.Philox(key=key).random_raw(self.model_info.hidden_size)
+            embeddings[slot] = (words.astype(np.int64) / 2**63).astype("<f4").tobytes()
+        return embeddings
 
     def _wait_until(self, started_s: float, duration_s: float) -> None:
         """Sleeps until `duration_s` after the start. A sleep ends late, by the kernel's timer slack or for want of a

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pageloom.errors import EngineError
 from pageloom.plan import Admission, BatchPlan
+from pageloom.policies import Pooling
 
 
 class PlanError(EngineError):
@@ -27,7 +28,7 @@ class Runs:
     slots: NDArray[np.int64]
     lens: NDArray[np.int64]
     starts: NDArray[np.int64]  # computed tokens before the step
-    draws: NDArray[np.bool_]  # whether the run reaches the slot's last known token
+    draws: NDArray[np.bool_]  # whether the run reaches the slot's last known token, and its prompt is not pooled
 
     @property
     def draw_slots(self) -> NDArray[np.int64]:
@@ -61,6 +62,8 @@ class SlotTable:
         self._num_slot_blocks = np.zeros(max_num_seqs, np.int64)
         self._bound = np.zeros(max_num_seqs, np.bool_)
         self._drew = np.zeros(max_num_seqs, np.bool_)
+        # Whose prompt is pooled: it draws nothing.
+        self._pools = np.zeros(max_num_seqs, np.bool_)
         # Bound slots that must not run, and why: one bad request may not end the step of the others.
         self._rejected: dict[int, str] = {}
         self._epoch = 0
@@ -134,7 +137,12 @@ class SlotTable:
                 f"slot {slot} is admitted with {len(tokens)} tokens, {num_prompt} of them prompt and {num_computed} "
                 f"computed; this worker holds 1 to {self._max_model_len} and needs one that is not computed"
             )
+        if admission.pooling is Pooling.mean and num_computed:
+            raise PlanError(
+                f"slot {slot} is to take the mean of its prompt, of which {num_computed} tokens are computed"
+            )
         self._bound[slot] = True
+        self._pools[slot] = admission.pooling is not None
         self._num_slot_blocks[slot] = 0
         self._append_blocks(slot, admission.block_ids)
         self.num_tokens[slot] = len(tokens)
@@ -184,7 +192,7 @@ class SlotTable:
             )
         starts, known = self.num_computed_tokens[slots], self.num_tokens[slots]
         ends = starts + lens
-        draws = ends == known
+        draws = (ends == known) & ~self._pools[slots]
         too_far = (ends > known) | (ends > self._num_slot_blocks[slots] * self.block_size)
         # A drawn token takes the position `known`, which must exist.
         too_far |= draws & (known >= self._max_model_len)

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.anthropic.schemas import Block, Message, MessagesRequest, PromptFields, Tool
+from gateway.chat_request import chat_request
 from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from pageloom.errors import InvalidRequest
 
@@ -34,7 +35,7 @@ def to_chat(body: PromptFields) -> ChatCompletionRequest:
         fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
     if isinstance(body, MessagesRequest):
         fields |= _generation_fields(body)
-    return ChatCompletionRequest(model=body.model, messages=messages, **_tools(body), **fields)
+    return chat_request(model=body.model, messages=messages, **_tools(body), **fields)
 
 
 def _generation_fields(body: MessagesRequest) -> dict[str, Any]:

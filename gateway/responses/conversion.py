@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.chat_request import chat_request
 from gateway.responses.schemas import LOGPROBS_INCLUDED, InputItem, InputPart, ResponseRequest
 from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from gateway.structured_output_schemas import ResponseFormat
@@ -41,7 +42,7 @@ def to_chat(body: ResponseRequest, items: Sequence[InputItem]) -> ChatCompletion
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME_FIELDS if getattr(body, name) is not None}
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
-    return ChatCompletionRequest(
+    return chat_request(
         model=body.model,
         messages=messages,
         stream=body.stream,

@@ -12,7 +12,16 @@ Responses = dict[int | str, dict[str, Any]]
 STREAMED: Responses = {
     200: {
         "description": "The answer; with `stream`, server-sent events of its chunks and at last `data: [DONE]`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        # The schema of each event, as OpenAPI 3.2 has it.
+        "content": {
+            "text/event-stream": {
+                "itemSchema": {
+                    "type": "object",
+                    "required": ["data"],
+                    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+                }
+            }
+        },
     }
 }
 _DESCRIPTIONS = {

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pageloom.errors import InvalidRequest
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import CacheInfo, ModelInfo
+from pageloom.policies import Pooling
 from pageloom.rpc.v1 import common_pb2
 from pageloom.sampling_params import SamplingParams
+
+_POOLING_TO_PROTO = {Pooling.last: common_pb2.POOLING_LAST, Pooling.mean: common_pb2.POOLING_MEAN}
+_POOLING_FROM_PROTO = {number: pooling for pooling, number in _POOLING_TO_PROTO.items()}
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
@@ -90,6 +95,19 @@ def prompt_logprobs_from_proto(message: common_pb2.PromptLogprobs) -> PromptLogp
     )
 
 
+def pooling_to_proto(pooling: Pooling | None) -> common_pb2.Pooling:
+    return common_pb2.POOLING_UNSPECIFIED if pooling is None else _POOLING_TO_PROTO[pooling]
+
+
+def pooling_from_proto(number: common_pb2.Pooling) -> Pooling | None:
+    """Raises InvalidRequest if there is no such way."""
+    if number == common_pb2.POOLING_UNSPECIFIED:
+        return None
+    if number not in _POOLING_FROM_PROTO:
+        raise InvalidRequest(f"pooling must be POOLING_LAST or POOLING_MEAN, not {number}", param="pooling")
+    return _POOLING_FROM_PROTO[number]
+
+
 def model_to_proto(model: ModelInfo) -> common_pb2.ModelInfo:
     return common_pb2.ModelInfo(
         name=model.name,
@@ -100,6 +118,8 @@ def model_to_proto(model: ModelInfo) -> common_pb2.ModelInfo:
         eos_token_ids=model.eos_token_ids,
         dtype=model.dtype,
         weights_bytes=model.weights_bytes,
+        hidden_size=model.hidden_size,
+        pooling=pooling_to_proto(model.pooling),
     )
 
 
@@ -113,6 +133,8 @@ def model_from_proto(message: common_pb2.ModelInfo) -> ModelInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         dtype=message.dtype,
         weights_bytes=message.weights_bytes,
+        hidden_size=message.hidden_size,
+        pooling=pooling_from_proto(message.pooling) or Pooling.last,
     )
 
 

@@ -13,6 +13,8 @@ from pageloom.wire.common import (
     logprobs_to_proto,
     model_from_proto,
     model_to_proto,
+    pooling_from_proto,
+    pooling_to_proto,
     prompt_logprobs_from_proto,
     prompt_logprobs_to_proto,
     sampling_from_proto,
@@ -53,11 +55,12 @@ def generate_request_to_proto(request: GenerateRequest) -> engine_pb2.GenerateRe
         deadline_s=request.deadline_s,
         include_timeline=request.include_timeline,
         wait_for_tokens=request.wait_for_tokens,
+        pooling=pooling_to_proto(request.pooling),
     )
 
 
 def generate_request_from_proto(message: engine_pb2.GenerateRequest) -> GenerateRequest:
-    """Raises InvalidRequest if a sampling parameter is out of range."""
+    """Raises InvalidRequest if a sampling parameter is out of range, or there is no such pooling."""
     return GenerateRequest(
         request_id=message.request_id,
         prompt_token_ids=tuple(message.prompt_token_ids),
@@ -70,6 +73,7 @@ def generate_request_from_proto(message: engine_pb2.GenerateRequest) -> Generate
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         include_timeline=message.include_timeline,
         wait_for_tokens=message.wait_for_tokens,
+        pooling=pooling_from_proto(message.pooling),
     )
 
 
@@ -109,6 +113,7 @@ def finished_to_proto(event: ChoiceFinished) -> engine_pb2.ChoiceFinished:
         num_cached_tokens=event.num_cached_tokens,
         error_message=event.error_message,
         timeline=None if event.timeline is None else timeline_to_proto(event.timeline),
+        embedding=event.embedding,
     )
 
 
@@ -121,6 +126,7 @@ def finished_from_proto(choice_index: int, finished: engine_pb2.ChoiceFinished) 
         stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
         error_message=finished.error_message,
         timeline=timeline_from_proto(finished.timeline) if finished.HasField("timeline") else None,
+        embedding=finished.embedding,
     )
 
 

@@ -11,6 +11,8 @@ from pageloom.wire.common import (
     logprobs_to_proto,
     model_from_proto,
     model_to_proto,
+    pooling_from_proto,
+    pooling_to_proto,
     prompt_logprobs_from_proto,
     prompt_logprobs_to_proto,
     sampling_from_proto,
@@ -56,6 +58,7 @@ def admission_to_proto(admission: Admission) -> worker_pb2.Admission:
         sampling=sampling_to_proto(admission.sampling),
         choice_index=admission.choice_index,
         first_scored_token=admission.first_scored_token,
+        pooling=pooling_to_proto(admission.pooling),
     )
 
 
@@ -69,6 +72,7 @@ def admission_from_proto(message: worker_pb2.Admission) -> Admission:
         sampling=sampling_from_proto(message.sampling),
         choice_index=message.choice_index,
         first_scored_token=message.first_scored_token,
+        pooling=pooling_from_proto(message.pooling),
     )
 
 
@@ -121,6 +125,8 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         duration_us=round(result.duration_s * 1e6),
         scored_slots=list(result.prompt_logprobs),
         prompt_logprobs=[prompt_logprobs_to_proto(scores) for scores in result.prompt_logprobs.values()],
+        pooled_slots=list(result.embeddings),
+        embeddings=list(result.embeddings.values()),
     )
 
 
@@ -135,5 +141,6 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         logprobs=dict(zip(message.logprob_slots, logprobs, strict=True)),
         failures=dict(zip(message.failed_slots, message.failure_messages, strict=True)),
         prompt_logprobs=dict(zip(message.scored_slots, prompt_logprobs, strict=True)),
+        embeddings=dict(zip(message.pooled_slots, message.embeddings, strict=True)),
         duration_s=message.duration_us / 1e6,
     )

@@ -60,7 +60,7 @@ class Admission:
         worker_id = self.group.hello.worker_id
         away: list[Sequence] = []
         for sequence in self.waiting.walk():
-            if sequence.max_num_kv_tokens > self.group.num_kv_tokens:
+            if not self.group.holds(sequence):
                 continue
             if sequence.home != worker_id:
                 away.append(sequence)

@@ -10,7 +10,7 @@ import numpy as np
 from pageloom.errors import EngineError
 from pageloom.outputs import FinishReason, TokenLogprobs
 from pageloom.plan import StepResult
-from scheduler_svc.core.emission import NO_TOKENS, NewTokens, ScoredPrompt
+from scheduler_svc.core.emission import NO_TOKENS, End, NewTokens, ScoredPrompt
 from scheduler_svc.core.sequence import Binding
 from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.step import Step
@@ -18,7 +18,7 @@ from scheduler_svc.core.worker_group import WorkerGroup
 
 _NOTHING = np.zeros(0, np.int64)
 
-Finish = Callable[[Binding, FinishReason, int | None, str], None]
+Finish = Callable[[Binding, End], None]
 
 
 class Drawn(NamedTuple):
@@ -56,6 +56,8 @@ def check_result(group: WorkerGroup, step: Step, drawn: Drawn, result: StepResul
         raise EngineError(f"step {result.step} brought no log-probabilities for some of {asked.tolist()}")
     if step.scored_tokens:
         _check_scores(group, step, result)
+    if step.pooled_slots:
+        _check_embeddings(group, step, result)
 
 
 def _check_slots(group: WorkerGroup, result: StepResult, due_slots: Ints) -> None:
@@ -93,6 +95,21 @@ def _due_scores(group: WorkerGroup, step: Step, result: StepResult) -> dict[int,
         for slot, due in step.scored_tokens.items()
         if slot not in result.failures and group.columns.open[slot]
     }
+
+
+def _check_embeddings(group: WorkerGroup, step: Step, result: StepResult) -> None:
+    for slot in _due_embeddings(group, step, result):
+        num_bytes = len(result.embeddings.get(slot, b""))
+        if num_bytes != group.embedding_bytes:
+            raise EngineError(
+                f"step {result.step} brought an embedding of {num_bytes} bytes for slot {slot}; "
+                f"{group.embedding_bytes} were due"
+            )
+
+
+def _due_embeddings(group: WorkerGroup, step: Step, result: StepResult) -> list[int]:
+    """The slots whose embeddings somebody waits for."""
+    return [slot for slot in step.pooled_slots if slot not in result.failures and group.columns.open[slot]]
 
 
 class StepCommit:
@@ -165,7 +182,7 @@ class StepCommit:
             binding.failed = True
             self._group.tables.distrust(binding)
             if not binding.sequence.finished:
-                self._finish(binding, FinishReason.ERROR, None, message)
+                self._finish(binding, End(FinishReason.ERROR, error_message=message))
 
     def _succeeded(self, slots: Ints) -> Ints:
         failures = self._result.failures
@@ -206,7 +223,13 @@ class StepCommit:
             binding = self._bound_at(slot)
             reason = binding.sequence.end_after(token_id, int(columns.num_known[slot]))
             if reason is not None:
-                self._finish(binding, reason, token_id if reason is FinishReason.STOP else None, "")
+                self._finish(binding, End(reason, stop_token_id=token_id if reason is FinishReason.STOP else None))
+
+    def end_pooled(self) -> None:
+        """Ends those whose embedding has come."""
+        for slot in _due_embeddings(self._group, self._step, self._result):
+            end = End(FinishReason.STOP, embedding=self._result.embeddings[slot])
+            self._finish(self._bound_at(slot), end)
 
     def _bound_at(self, slot: int) -> Binding:
         binding = self._group.by_slot[slot]

@@ -44,6 +44,15 @@ class ChoiceFacts:
     num_preemptions: int
 
 
+class End(NamedTuple):
+    """How a choice ends; what does not apply is empty."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error_message: str = ""
+    embedding: bytes = b""
+
+
 class Ending(NamedTuple):
     """The last event of one choice."""
 

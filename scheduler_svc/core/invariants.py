@@ -75,9 +75,7 @@ def _check_slots(group: WorkerGroup, where: str) -> None:
     assert all(bound_slots[slot].slot in closing or slot in unfinished for slot in bound_slots)
     for binding in group.closing:
         assert columns.last_step[binding.slot] > group.num_committed_steps, f"{where}: kept for no step"
-    behind = [
-        binding for binding in group.bound if columns.active[binding.slot] and not columns.continues[binding.slot]
-    ]
+    behind = [binding for binding in group.bound if columns.is_catching_up(binding.slot)]
     assert list(group.catching_up) == behind, f"{where}: who is catching up"
 
 
@@ -116,7 +114,10 @@ def _check_progress(group: WorkerGroup, binding: Binding, where: str) -> None:
         return
     computed, planned = columns.num_computed[slot], columns.num_planned[slot]
     known, drawn = columns.num_known[slot], columns.num_drawn[slot]
-    assert computed <= planned < drawn <= columns.max_len[slot], f"{where}: {computed}, {planned}, {drawn}"
+    # What is drawn is one more token than is planned to run; a prompt that is pooled draws nothing.
+    num_drawn_ahead = int(sequence.request.pooling is None)
+    assert computed <= planned <= drawn - num_drawn_ahead, f"{where}: {computed}, {planned}, {drawn}"
+    assert drawn <= columns.max_len[slot], f"{where}: {drawn}"
     assert computed < known <= drawn, f"{where}: {computed}, {known}, {drawn}"
     assert known - len(sequence.token_ids) <= columns.tail_width, f"{where}: the tail has run over"
     assert num_blocks <= -(-drawn // block_size), f"{where}: holds blocks without need"

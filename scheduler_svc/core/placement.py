@@ -21,9 +21,7 @@ class Placer:
 
     def place(self, sequence: Sequence, groups: Collection[WorkerGroup]) -> None:
         """Gives a sequence that waits a home, or none if no worker can take it now."""
-        eligible = [
-            group for group in groups if not group.draining and sequence.max_num_kv_tokens <= group.num_kv_tokens
-        ]
+        eligible = [group for group in groups if not group.draining and group.holds(sequence)]
         home = self._choose(sequence, eligible)
         sequence.home = None if home is None else home.hello.worker_id
         sequence.num_homed_tokens = 0 if home is None else self._num_missing_tokens(sequence, home)

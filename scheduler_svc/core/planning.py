@@ -35,6 +35,7 @@ class StepDraft:
         self._chunks: list[tuple[int, int]] = []
         self._drawing_slots: list[int] = []
         self._scored_tokens: dict[int, range] = {}
+        self._pooled_slots: list[int] = []
         self._grown: list[tuple[int, int]] = []
         self._copies: list[tuple[int, int]] = []
         self.admitted: list[Binding] = []
@@ -105,6 +106,7 @@ class StepDraft:
             chunk_lens=np.array([num_tokens for _, num_tokens in self._chunks], np.int64),
             drawing_slots=drawing_slots,
             scored_tokens=self._scored_tokens,
+            pooled_slots=tuple(self._pooled_slots),
             facts=StepFacts(
                 num_seqs=num_decodes + num_chunks,
                 num_tokens=self._group.max_num_batched_tokens - self.budget,
@@ -158,11 +160,15 @@ class StepDraft:
             self._score(binding, int(columns.num_planned[slot]), num_tokens)
         columns.num_planned[slot] += num_tokens
         columns.last_step[slot] = self._step
-        if num_tokens == num_remaining_tokens:
-            columns.num_drawn[slot] += 1
-            columns.continues[slot] = True
-            self._group.catching_up.remove(binding)
-            self._drawing_slots.append(slot)
+        if num_tokens < num_remaining_tokens:
+            return
+        self._group.catching_up.remove(binding)
+        if binding.sequence.request.pooling is not None:
+            self._pooled_slots.append(slot)
+            return
+        columns.num_drawn[slot] += 1
+        columns.continues[slot] = True
+        self._drawing_slots.append(slot)
 
     def _score(self, binding: Binding, start: int, num_tokens: int) -> None:
         """Notes the prompt tokens after those of a chunk, as far as they are to be scored."""
@@ -205,4 +211,5 @@ def _admission(binding: Binding, group: WorkerGroup) -> Admission:
         sampling=sequence.request.sampling,
         choice_index=sequence.choice_index,
         first_scored_token=sequence.num_scored_tokens if sequence.is_scoring else 0,
+        pooling=sequence.request.pooling,
     )

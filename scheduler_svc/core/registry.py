@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pageloom.outputs import ChoiceFinished, FinishReason
 from pageloom.timeline import Timeline
-from scheduler_svc.core.emission import ChoiceFacts, Ending
+from scheduler_svc.core.emission import ChoiceFacts, End, Ending
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import Sequence
 
@@ -55,29 +55,22 @@ class Registry:
     def sequences(self) -> list[Sequence]:
         return [sequence for choices in self._open.values() for sequence in choices.values()]
 
-    def finish(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        now: float,
-        *,
-        stop_token_id: int | None = None,
-        error_message: str = "",
-    ) -> Ending:
+    def finish(self, sequence: Sequence, end: End, now: float) -> Ending:
         """Ends a choice: its one terminal event. Slot and blocks are the caller's to give back."""
         assert not sequence.finished, "a choice ends once"
         sequence.finished = True
         sequence.history.ends(now)
         self._close(sequence)
-        self.counters.num_finished[reason] += 1
+        self.counters.num_finished[end.reason] += 1
         event = ChoiceFinished(
             choice_index=sequence.choice_index,
-            reason=reason,
+            reason=end.reason,
             num_output_tokens=sequence.num_output_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
-            stop_token_id=stop_token_id,
-            error_message=error_message,
+            stop_token_id=end.stop_token_id,
+            error_message=end.error_message,
             timeline=sequence.history.timeline() if sequence.request.include_timeline else None,
+            embedding=end.embedding,
         )
         return Ending(sequence.key, sequence.request_id, event, _facts(sequence))
 

@@ -18,7 +18,7 @@ from scheduler_svc.core import policy
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.block_table import Offer
 from scheduler_svc.core.committing import Drawn, StepCommit, check_result
-from scheduler_svc.core.emission import NO_TOKENS, Committed, Ending, Stats, StepFacts
+from scheduler_svc.core.emission import NO_TOKENS, Committed, End, Ending, Stats, StepFacts
 from scheduler_svc.core.history import History
 from scheduler_svc.core.homes import Homes
 from scheduler_svc.core.limits import Limits
@@ -47,7 +47,7 @@ class Scheduler:
         self.registry = Registry()
         self._homes = Homes(self.waiting, self.groups, Placer(limits.placement))
         self._model: ModelInfo | None = None
-        self._num_kv_tokens = 0
+        self._num_kv_tokens = self._num_pooled_tokens = 0
         self._num_arrivals = 0
         self._num_admissions = 0
         self._num_keys = 0
@@ -74,7 +74,8 @@ class Scheduler:
         self._measure_memory()
         homeless: list[Sequence] = []
         if len(self.groups) == 1:
-            homeless += [sequence for sequence in self.waiting if sequence.max_num_kv_tokens > self._num_kv_tokens]
+            group = self.groups[hello.worker_id]
+            homeless += [sequence for sequence in self.waiting if not group.holds(sequence)]
         endings = [self._refuse(sequence, now) for sequence in homeless]
         self._homes.renew(now)
         return endings
@@ -110,7 +111,7 @@ class Scheduler:
                 self._homes.enter(sequence, now)
                 continue
             message = f"the worker was lost {sequence.num_lost_runs} times in a row while it ran this choice"
-            endings.append(self._finish(sequence, FinishReason.ERROR, now, error_message=message))
+            endings.append(self._finish(sequence, End(FinishReason.ERROR, error_message=message), now))
         self._homes.renew(now)
         return endings
 
@@ -126,6 +127,7 @@ class Scheduler:
             request,
             model=self._model,
             num_kv_tokens=self._num_kv_tokens,
+            num_pooled_tokens=self._num_pooled_tokens,
             max_num_choices=self.limits.max_num_queued_seqs,
         )
         if request.request_id in self.registry:
@@ -151,12 +153,12 @@ class Scheduler:
         """
         choices = self.registry.choices(request_id)
         named = sorted(choices.keys() & choice_indexes) if choice_indexes else list(choices)
-        return [self._end(choices[choice_index], FinishReason.CANCELLED, now) for choice_index in named]
+        return [self._end(choices[choice_index], End(FinishReason.CANCELLED), now) for choice_index in named]
 
     def end_all(self, reason: str, now: float) -> list[Ending]:
         """Ends every open choice with an error, `reason`; what they hold comes back as after a cancel."""
-        sequences = self.registry.sequences()
-        return [self._end(sequence, FinishReason.ERROR, now, error_message=reason) for sequence in sequences]
+        end = End(FinishReason.ERROR, error_message=reason)
+        return [self._end(sequence, end, now) for sequence in self.registry.sequences()]
 
     def expire(self, now: float) -> list[Ending]:
         """Ends the choices whose deadline has passed."""
@@ -165,7 +167,7 @@ class Scheduler:
             _, _, sequence = heapq.heappop(self._deadlines)
             if not sequence.finished:
                 message = f"the deadline of {sequence.request.deadline_s:g} s has passed"
-                endings.append(self._end(sequence, FinishReason.DEADLINE, now, error_message=message))
+                endings.append(self._end(sequence, End(FinishReason.DEADLINE, error_message=message), now))
         return endings
 
     def plan(self, worker_id: str, now: float) -> BatchPlan | None:
@@ -207,10 +209,8 @@ class Scheduler:
         check_result(group, step, drawn, result)
         endings: list[Ending] = []
 
-        def finish(binding: Binding, reason: FinishReason, stop_token_id: int | None, error_message: str) -> None:
-            endings.append(
-                self._end(binding.sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
-            )
+        def finish(binding: Binding, end: End) -> None:
+            endings.append(self._end(binding.sequence, end, now))
 
         commit = StepCommit(group, step, drawn, result, finish)
         commit.advance()
@@ -219,6 +219,7 @@ class Scheduler:
         tokens = commit.take_tokens(now)
         self._charge_outputs(commit.tenants)
         commit.end_finished()
+        commit.end_pooled()
         for sequence in group.finish_step():
             self._homes.enter(sequence, now)
         return Committed(tokens, endings, step.facts, prompt_logprobs)
@@ -284,7 +285,7 @@ class Scheduler:
                 order=order,
                 tenant=self.waiting.open_tenant(request.tenant),
                 stop_token_ids=stop_token_ids(sampling, model),
-                max_tokens=sampling.max_tokens,
+                max_tokens=sampling.max_tokens if request.pooling is None else 0,
                 wants_logprobs=sampling.logprobs is not None,
                 num_scored_tokens=num_scored_at_first(request, index),
                 token_ids=token_array(request.prompt_token_ids + resumed.get(index, ())),
@@ -312,7 +313,7 @@ class Scheduler:
         sequence.admitted_at = now
         sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
         counters.num_prompt_tokens += sequence.num_prompt_tokens
-        if self.limits.enable_prefix_caching and not sequence.is_scoring:
+        if self.limits.enable_prefix_caching and sequence.takes_cached_blocks:
             counters.prefix_cache_queried_tokens += sequence.num_prompt_tokens
             counters.prefix_cache_hit_tokens += sequence.num_cached_tokens
         num_missing_tokens = sequence.num_prompt_tokens - sequence.num_cached_tokens
@@ -356,43 +357,28 @@ class Scheduler:
         # With no worker attached the last measure stands: requests wait for one to come back.
         if self.groups:
             self._num_kv_tokens = max(group.num_kv_tokens for group in self.groups.values())
+            self._num_pooled_tokens = max(group.num_pooled_tokens for group in self.groups.values())
             assert self._model is not None
             max_model_len = max(group.hello.model.max_model_len for group in self.groups.values())
             self._model = replace(self._model, max_model_len=max_model_len)
 
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        now: float,
-        *,
-        stop_token_id: int | None = None,
-        error_message: str = "",
-    ) -> Ending:
+    def _end(self, sequence: Sequence, end: End, now: float) -> Ending:
         binding = sequence.binding
         if binding is None:
             self._homes.leave(sequence)
-            return self._finish(sequence, reason, now, error_message=error_message)
+            return self._finish(sequence, end, now)
         group = self.groups[binding.worker_id]
         group.flush(binding)
         self._note_stop(group, binding, now)
-        ending = self._finish(sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
+        ending = self._finish(sequence, end, now)
         group.end(binding)
         return ending
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        now: float,
-        *,
-        stop_token_id: int | None = None,
-        error_message: str = "",
-    ) -> Ending:
+    def _finish(self, sequence: Sequence, end: End, now: float) -> Ending:
         self.waiting.close_tenant(sequence.tenant)
-        return self.registry.finish(sequence, reason, now, stop_token_id=stop_token_id, error_message=error_message)
+        return self.registry.finish(sequence, end, now)
 
     def _refuse(self, sequence: Sequence, now: float) -> Ending:
         self._homes.leave(sequence)
         message = f"the attached workers' KV memory holds {self._num_kv_tokens} tokens, which is too few by now"
-        return self._finish(sequence, FinishReason.ERROR, now, error_message=message)
+        return self._finish(sequence, End(FinishReason.ERROR, error_message=message), now)

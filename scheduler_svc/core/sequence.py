@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pageloom.outputs import FinishReason
+from pageloom.policies import Pooling
 from pageloom.requests import GenerateRequest
 from scheduler_svc.core.history import History
 from scheduler_svc.core.prefix_cache import HashChain, Prefix, TokenIds
@@ -78,9 +79,16 @@ class Sequence:
         return self.num_scored_tokens < self.num_prompt_tokens
 
     @property
+    def takes_cached_blocks(self) -> bool:
+        """What of its prompt is cached is not computed again."""
+        return not self.is_scoring and self.request.pooling is not Pooling.mean
+
+    @property
     def num_reusable_tokens(self) -> int:
-        """Leading tokens that it need not run itself: the last of all gives the next token, and each before a prompt
-        token that is to be scored gives that one's log-probability."""
+        """Leading tokens that it need not run itself: the last of all gives the next token, each before a prompt token
+        that is to be scored gives that one's log-probability, and every one is a part of a mean."""
+        if self.request.pooling is Pooling.mean:
+            return 0
         return (self.num_scored_tokens if self.is_scoring else len(self.token_ids)) - 1
 
     @property
@@ -94,8 +102,8 @@ class Sequence:
 
     @property
     def max_num_kv_tokens(self) -> int:
-        """Tokens whose KV it needs at its longest: nothing reads that of its last token."""
-        return self.max_len - 1
+        """Tokens whose KV it needs at its longest: nothing reads that of its last token, if that is drawn."""
+        return self.max_len - (self.request.pooling is None)
 
     def end_after(self, token_id: int, num_known_tokens: int) -> FinishReason | None:
         """Why the choice ends with its token `token_id`, the last of `num_known_tokens`; None if it goes on."""

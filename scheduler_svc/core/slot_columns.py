@@ -14,8 +14,8 @@ class SlotColumns:
 
     Three counts of a slot's tokens run ahead of each other: `num_computed` <= `num_planned` have their KV
     written once the committed, or all planned, steps have run; `num_known` <= `num_drawn` are the tokens
-    whose values are here, or will be. Known tokens that the sequence's own list lacks are in `tail`, at
-    their index modulo its width.
+    whose values are here, or will be. Of a prompt that is pooled, which draws nothing, all four meet at its end.
+    Known tokens that the sequence's own list lacks are in `tail`, at their index modulo its width.
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
@@ -43,6 +43,11 @@ class SlotColumns:
         # A list is extended once for each block, when one more token may be known; half of this would do.
         self.tail_width = 2 * block_size
         self.tail = np.zeros((num_slots, self.tail_width), np.uint32)
+
+    def is_catching_up(self, slot: int) -> bool:
+        """Whether it is active and further behind than by the token that it drew last."""
+        is_behind = self.num_planned[slot] < self.num_known[slot]
+        return bool(self.active[slot] and not self.continues[slot] and is_behind)
 
     def tail_tokens(self, slot: int, start: int) -> bytes:
         """Known tokens from index `start` on, as uint32; at most `tail_width`."""

@@ -11,8 +11,8 @@ from scheduler_svc.core.slot_columns import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A plan in flight: the slots that run, those of them that have to come back with a token, and the prompt tokens
-    by index whose log-probabilities have to come back.
+    """A plan in flight: the slots that run, those of them that have to come back with a token or with an embedding, and
+    the prompt tokens by index whose log-probabilities have to come back.
 
     No slot changes its sequence before the commit of the last step that names it, so slots say enough.
     """
@@ -23,4 +23,5 @@ class Step:
     chunk_lens: Ints
     drawing_slots: Ints
     scored_tokens: dict[int, range]  # by slot
+    pooled_slots: tuple[int, ...]
     facts: StepFacts

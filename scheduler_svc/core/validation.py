@@ -16,14 +16,16 @@ MAX_NUM_BLOCKS = 1 << 22
 MAX_NUM_SLOTS = 1 << 14
 MAX_CONTEXT_TOKENS = 1 << 30
 MAX_VOCAB_SIZE = 1 << 24
+MAX_HIDDEN_SIZE = 1 << 20
 MAX_EOS_TOKEN_IDS = 128
 MAX_EPOCH = 1 << 62
 
 
 def validated(
-    request: GenerateRequest, *, model: ModelInfo, num_kv_tokens: int, max_num_choices: int
+    request: GenerateRequest, *, model: ModelInfo, num_kv_tokens: int, num_pooled_tokens: int, max_num_choices: int
 ) -> GenerateRequest:
-    """The request with `sampling.max_tokens` set; `num_kv_tokens` is what the largest KV memory holds.
+    """The request with `sampling.max_tokens` set; `num_kv_tokens` is what the largest KV memory holds, and
+    `num_pooled_tokens` the longest prompt that can be pooled.
 
     Raises InvalidRequest, naming the field, or ContextLengthExceeded.
     """
@@ -33,6 +35,8 @@ def validated(
     if not 1 <= request.n <= max_num_choices:
         raise InvalidRequest(f"n must be between 1 and {max_num_choices}, not {request.n}", param="n")
     check_token_ids("prompt_token_ids", request.prompt_token_ids, model.vocab_size)
+    if request.pooling is not None:
+        return _validated_pooling(request, model, num_pooled_tokens)
     request.sampling.check_vocabulary(model.vocab_size)
     if request.sampling.grammar and not model.eos_token_ids:
         raise InvalidRequest("grammar needs a model with an end-of-sequence token; this one has none", param="grammar")
@@ -67,6 +71,8 @@ def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
         "max_num_batched_tokens": (hello.max_num_batched_tokens, MAX_CONTEXT_TOKENS),
         "model.vocab_size": (model.vocab_size, MAX_VOCAB_SIZE),
         "model.max_model_len": (model.max_model_len, MAX_CONTEXT_TOKENS),
+        # Workers of earlier versions, which pool nothing, say none.
+        "model.hidden_size": (max(1, model.hidden_size), MAX_HIDDEN_SIZE),
         # It grows by one for each attachment, from a clock in milliseconds.
         "highest_epoch": (hello.highest_epoch + 1, MAX_EPOCH),
     }
@@ -83,13 +89,32 @@ def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
         )
     if served is None:
         return
-    for field in ("digest", "vocab_size", "eos_token_ids", "dtype"):
+    for field in ("digest", "vocab_size", "eos_token_ids", "dtype", "hidden_size", "pooling"):
         own, other = getattr(model, field), getattr(served, field)
         if own != other:
             raise InvalidRequest(
                 f"worker {hello.worker_id} runs another model: its {field} is {own}, but {other} is being served",
                 param=f"model.{field}",
             )
+
+
+def _validated_pooling(request: GenerateRequest, model: ModelInfo, num_pooled_tokens: int) -> GenerateRequest:
+    if not model.hidden_size:
+        raise InvalidRequest("pooling is not supported by the worker that runs the model", param="pooling")
+    if request.n != 1:
+        raise InvalidRequest(f"n must be 1 with pooling, not {request.n}", param="n")
+    if request.resume:
+        raise InvalidRequest("resume means nothing with pooling: there are no tokens to have", param="resume")
+    num_tokens = len(request.prompt_token_ids)
+    if num_tokens > num_pooled_tokens:
+        reason = (
+            f"the model's maximum context length is {model.max_model_len} tokens"
+            if num_tokens > model.max_model_len
+            else f"the KV memory takes at most {num_pooled_tokens} tokens"
+        )
+        raise ContextLengthExceeded(f"{reason}, but the prompt has {num_tokens}", param="prompt_token_ids")
+    # Nothing is drawn; whoever binds it need not know what was asked for.
+    return replace(request, sampling=SamplingParams(seed=request.sampling.seed, max_tokens=1))
 
 
 def _with_max_tokens(request: GenerateRequest, max_model_len: int, num_kv_tokens: int) -> SamplingParams:

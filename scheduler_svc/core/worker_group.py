@@ -19,6 +19,9 @@ from scheduler_svc.core.step import Step
 
 # Simulated with two tenants under memory-bound load, this costs 0.5% of the throughput.
 UNITS_PER_ONE_FOR_OTHERS = 32
+# Of one result, which has to stay below the limit of a message.
+MAX_EMBEDDING_BYTES = 8 << 20
+FLOAT32_BYTES = 4
 
 
 class WorkerGroup:
@@ -42,6 +45,10 @@ class WorkerGroup:
         # Of the tenants that have something bound, which are counted too.
         self._num_bound_by_tenant: Counter[int] = Counter()
         self.by_slot: list[Binding | None] = [None] * self.num_slots
+        # Their embeddings may all come back with one step, in one message.
+        self._num_pooled = 0
+        self.embedding_bytes = FLOAT32_BYTES * hello.model.hidden_size
+        self._max_num_pooled = max(1, MAX_EMBEDDING_BYTES // max(1, self.embedding_bytes))
         # Active ones that are behind by more than the token they drew last, in order.
         self.catching_up: Ordered[Binding] = Ordered()
         self.closing: list[Binding] = []
@@ -67,6 +74,16 @@ class WorkerGroup:
         """Tokens of one sequence that it can hold the KV of: nothing reads that of the last token of a context."""
         return min(self.num_cache_tokens, self.hello.model.max_model_len - 1)
 
+    @property
+    def num_pooled_tokens(self) -> int:
+        """Tokens of the longest prompt that it can pool: a whole context, of whose last token it holds the KV too."""
+        return min(self.num_cache_tokens, self.hello.model.max_model_len)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether it can hold a sequence at its longest."""
+        is_pooled = sequence.request.pooling is not None
+        return sequence.max_num_kv_tokens <= (self.num_pooled_tokens if is_pooled else self.num_kv_tokens)
+
     def namespace_of(self, sequence: Sequence) -> CacheNamespace:
         salt = sequence.request.cache_salt
         if not salt:
@@ -88,6 +105,8 @@ class WorkerGroup:
         return num_for_growth + self._for_others(sequence, self.tables.pool.num_blocks)
 
     def has_slot(self, sequence: Sequence) -> bool:
+        if sequence.request.pooling is not None and self._num_pooled >= self._max_num_pooled:
+            return False
         return len(self.free_slots) > self._for_others(sequence, self.num_slots)
 
     def _for_others(self, sequence: Sequence, num_units: int) -> int:
@@ -127,6 +146,7 @@ class WorkerGroup:
         self.by_slot[binding.slot] = binding
         self.bound.add(binding)
         self._num_bound_by_tenant[sequence.tenant.index] += 1
+        self._num_pooled += sequence.request.pooling is not None
         self.catching_up.add(binding)
         return binding, blocks.copy
 
@@ -136,7 +156,7 @@ class WorkerGroup:
         columns, slot = self.columns, binding.slot
         self.flush(binding)
         self.tables.break_promises(binding)
-        if columns.active[slot] and not columns.continues[slot]:
+        if columns.is_catching_up(slot):
             self.catching_up.remove(binding)
         columns.active[slot] = columns.continues[slot] = False
         columns.open[slot] = not binding.sequence.finished
@@ -233,6 +253,7 @@ class WorkerGroup:
         self.columns.open[binding.slot] = False
         self.tables.release(binding)
         self.bound.remove(binding)
+        self._num_pooled -= binding.sequence.request.pooling is not None
         tenant_index = binding.sequence.tenant.index
         self._num_bound_by_tenant[tenant_index] -= 1
         if not self._num_bound_by_tenant[tenant_index]:

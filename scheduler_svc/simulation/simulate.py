@@ -138,6 +138,7 @@ def _model_info(config: SimulationConfig, timer: Roofline, cache: CacheInfo) -> 
         eos_token_ids=(SIMULATED_EOS_TOKEN_ID,),
         dtype="bfloat16",
         weights_bytes=timer.model.weights_bytes,
+        hidden_size=timer.model.hidden_size,
     )
 
 

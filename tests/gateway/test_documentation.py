@@ -51,10 +51,16 @@ async def test_every_route_tells_its_answers(gateway: GatewayServer):
 
 
 async def test_the_document_has_the_limits_of_this_server(served_model: ServedModel):
-    limits = RequestLimits(max_messages=7, max_prompts=9, max_stop_chars=33, max_logit_bias=5, max_choices=3)
+    limits = RequestLimits(
+        max_messages=7, max_prompts=9, max_inputs=6, max_stop_chars=33, max_logit_bias=5, max_choices=3
+    )
     async with gateway_server(served_model, limits=limits) as running:
         schemas = (await document_of(running))["components"]["schemas"]
     chat, text = schemas["ChatCompletionRequest"]["properties"], schemas["CompletionRequest"]["properties"]
+    inputs = schemas["EmbeddingRequest"]["properties"]["input"]["anyOf"]
+    assert [member.get("maxItems") for member in inputs] == [None, 6, None, 6]
+    items = schemas["ResponseRequest"]["properties"]["input"]["anyOf"]
+    assert [member.get("maxItems") for member in items if member["type"] == "array"] == [7]
     assert chat["messages"]["maxItems"] == 7
     assert [member.get("maxItems") for member in text["prompt"]["anyOf"]] == [None, 9, None, 9]
     assert '"maxLength": 33' in json.dumps(text["stop"]["anyOf"][0])

@@ -42,6 +42,8 @@ SIZED: list[tuple[str, str, Callable[[int], dict[str, Any]]]] = [
 ]
 # What other parts of the request refuse or need more than a number is asked of the check alone.
 CHECKED = [
+    ("max_inputs", lambda n: {"input": ["x"] * n}),
+    ("max_inputs", lambda n: {"input": [[5]] * n}),
     ("max_tools", lambda n: {"tools": [TOOL] * n}),
     ("max_prompt_logprobs", lambda n: {"prompt_logprobs": n}),
 ]
@@ -49,6 +51,7 @@ SMALL = RequestLimits(
     max_json_depth=12,
     max_messages=3,
     max_prompts=5,
+    max_inputs=6,
     max_choices=4,
     max_choices_in_all=5,
     max_stop_strings=2,

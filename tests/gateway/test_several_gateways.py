@@ -11,17 +11,17 @@ import httpx
 import pytest
 
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.errors import StartupError
+from pageloom.errors import InvalidConfig, StartupError
 from pageloom.local_stack import LocalStack, StackConfig
 from pageloom.status import GatewayReady
 
 
 @asynccontextmanager
-async def stack(port: int = 0) -> AsyncIterator[LocalStack]:
+async def stack(port: int = 0, batch_dir: str | None = None) -> AsyncIterator[LocalStack]:
     config = StackConfig(
         scheduler=SchedulerConfig(log_level="error"),
         worker=WorkerConfig(model="", simulate="fixed:1ms", num_blocks=64, max_model_len=256, log_level="error"),
-        gateway=GatewayConfig(model="", served_model_names=("m",), log_level="error", port=port),
+        gateway=GatewayConfig(model="", served_model_names=("m",), log_level="error", port=port, batch_dir=batch_dir),
         num_gateways=2,
     )
     async with LocalStack(config, lambda _: None) as services:
@@ -57,6 +57,15 @@ async def test_nothing_is_stored_where_the_next_request_may_reach_another():
         refused = await client.post("/v1/responses", json={**body, "background": True})
         assert refused.status_code == 400
         assert "stores no responses" in refused.json()["error"]["message"]
+        refused = await client.post("/v1/files", files={"file": ("x", b"")}, data={"purpose": "batch"})
+        assert refused.status_code == 400
+        assert "stores no files" in refused.json()["error"]["message"]
+
+
+async def test_a_batch_directory_has_one_gateway():
+    with pytest.raises(InvalidConfig, match="--batch-dir needs --api-server-count 1"):
+        async with stack(batch_dir="batches"):
+            pass
 
 
 async def test_a_port_in_use_is_one_line():

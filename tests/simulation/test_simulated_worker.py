@@ -12,6 +12,7 @@ import pytest
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.plan import Admission, BatchPlan, StepResult
+from pageloom.policies import Pooling
 from pageloom.roofline import FixedStepTime, StepShape, roofline
 from pageloom.sampling_params import SamplingParams
 from pageloom.simulated_tokens import SIMULATED_EOS_TOKEN_ID
@@ -205,3 +206,20 @@ def test_an_unknown_profile_ends_the_worker_with_a_line_that_names_those_there_a
     assert ended.returncode == 1
     assert ended.stderr.startswith("pageloom worker: there is no profile of the model 'gpt-5'; there are llama-3-8b, ")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_embeddings_depend_on_the_prompt_alone(pooling: Pooling):
+    def embedding(prompt: int, chunk_lens: tuple[int, ...]) -> bytes:
+        runner = simulated_runner(config("fixed:0us"))
+        step_plans = [plan(step, chunk_slots=(0,), chunk_lens=(length,)) for step, length in enumerate(chunk_lens, 1)]
+        step_plans[0] = replace(step_plans[0], admissions=(replace(admission(prompt=prompt), pooling=pooling),))
+        results = [runner.step(step_plan) for step_plan in step_plans]
+        assert [len(result.embeddings) for result in results] == [0] * (len(results) - 1) + [1]
+        assert all(result.slots == () for result in results)
+        assert len(results[-1].embeddings[0]) == 4 * runner.model_info.hidden_size
+        return results[-1].embeddings[0]
+
+    assert embedding(10, (10,)) == embedding(10, (4, 5, 1))
+    assert embedding(10, (10,)) != embedding(11, (11,))
+    assert np.isfinite(np.frombuffer(embedding(10, (10,)), "<f4")).all()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pageloom.outputs import FinishReason, PromptLogprobs, TokenLogprobs
 from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
+from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 
 PAPER_EOS_TOKEN_ID = 1
@@ -25,6 +26,7 @@ PAPER_MODEL = ModelInfo(
     eos_token_ids=(PAPER_EOS_TOKEN_ID,),
     dtype="float32",
     weights_bytes=0,
+    hidden_size=2,
 )
 
 
@@ -73,6 +75,11 @@ def score(context: list[int], first_index: int, tokens: list[int], num_top: int)
     )
 
 
+def pool(kv: Collection[int]) -> bytes:
+    """The embedding that these KVs make, and no others."""
+    return (hash(tuple(kv)) % 2**64).to_bytes(8, "little")
+
+
 def stops(sampling: SamplingParams) -> frozenset[int]:
     eos_token_ids = PAPER_MODEL.eos_token_ids if sampling.ends_at_eos else ()
     return frozenset((*eos_token_ids, *sampling.stop_token_ids))
@@ -81,12 +88,22 @@ def stops(sampling: SamplingParams) -> frozenset[int]:
 @dataclass(frozen=True, slots=True)
 class SoloRun:
     """What a choice comes to when it runs alone: all its output tokens, the KV of all tokens but the last, and why
-    it ends."""
+    it ends. If its prompt is pooled there are none, and the KV is that of the prompt."""
 
     token_ids: list[int]
     kv: list[int]
     reason: FinishReason
     stop_token_id: int | None
+    embedding: bytes = b""
+
+
+def solo_pooling(prompt: tuple[int, ...], pooling: Pooling) -> SoloRun:
+    """What a prompt comes to that is pooled."""
+    context: list[int] = []
+    for token_id in prompt:
+        context.append(kv_of(context, token_id))
+    pooled = context if pooling is Pooling.mean else context[-1:]
+    return SoloRun([], context, FinishReason.STOP, None, pool(pooled))
 
 
 def solo_run(prompt: tuple[int, ...], sampling: SamplingParams, choice_index: int) -> SoloRun:
@@ -115,6 +132,8 @@ class PaperSlot:
     block_ids: list[int]
     num_computed_tokens: int
     continues: bool = False
+    # Of a prompt whose mean is asked for, the KV of what ran since it was bound.
+    pooled_kv: list[int] = field(default_factory=list)
 
     @property
     def num_drawn_tokens(self) -> int:
@@ -170,6 +189,11 @@ class PaperWorker:
         for (block_id, offset), value in written.items():
             self._kv[block_id][offset] = value
             self._written_by[block_id][offset] = self.step
+        embeddings = {
+            slot: pool(self.slots[slot].pooled_kv)
+            for slot in runs
+            if slot not in failing_slots and self._has_pooled(self.slots[slot])
+        }
         scored = {slot: self._scores(self.slots[slot], starts[slot]) for slot in runs if slot not in failing_slots}
         return StepResult(
             epoch=self.epoch,
@@ -183,6 +207,7 @@ class PaperWorker:
             },
             failures=dict.fromkeys(failing_slots, "no numbers"),
             prompt_logprobs={slot: scores for slot, scores in scored.items() if scores is not None},
+            embeddings=embeddings,
         )
 
     def kv(self, slot: PaperSlot) -> list[int]:
@@ -210,6 +235,9 @@ class PaperWorker:
         first = admission.first_scored_token
         assert first == 0 or admission.num_computed_tokens < first < admission.num_prompt_tokens, "cannot score that"
         assert first == 0 or admission.sampling.prompt_logprobs is not None, "scores that nobody asked for"
+        if admission.pooling is not None:
+            assert admission.num_prompt_tokens == len(admission.token_ids), "pools what is no prompt"
+            assert admission.num_computed_tokens == 0 or admission.pooling is Pooling.last, "a mean without its start"
         self.slots[admission.slot] = PaperSlot(
             admission, list(admission.token_ids), list(admission.block_ids), admission.num_computed_tokens
         )
@@ -224,6 +252,9 @@ class PaperWorker:
         num_top = admission.sampling.prompt_logprobs
         assert num_top is not None
         return score(self.kv(slot), first, slot.token_ids[first:end], num_top)
+
+    def _has_pooled(self, slot: PaperSlot) -> bool:
+        return slot.admission.pooling is not None and slot.num_computed_tokens == len(slot.token_ids)
 
     def _copy(self, source_block_ids: tuple[int, ...], target_block_ids: tuple[int, ...]) -> None:
         """Block copies, all at once: the order of the pairs must not matter."""
@@ -260,6 +291,11 @@ class PaperWorker:
             assert place not in written, "two slots write one place"
             written[place] = value
         slot.num_computed_tokens = end
+        if slot.admission.pooling is not None:
+            slot.pooled_kv = (
+                context[-1:] if slot.admission.pooling is Pooling.last else slot.pooled_kv + context[start:]
+            )
+            return None
         slot.continues = not failing and end == len(slot.token_ids)
         if not slot.continues:
             return None

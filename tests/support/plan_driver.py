@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import Admission, BatchPlan, StepResult
+from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 from worker_svc.runner import ModelRunner
 
@@ -26,6 +27,7 @@ class DrivenSequence:
     tokens: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams
+    pooling: Pooling | None
     computed: int = 0
     block_ids: list[int] = field(default_factory=list)
 
@@ -46,23 +48,34 @@ class PlanDriver:
         self.failures: dict[int, str] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
+        self.embeddings: dict[int, bytes] = {}
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sequence[SamplingParams] | None = None,
+        pooling: Sequence[Pooling | None] | None = None,
     ) -> list[list[int]]:
-        """The new tokens of each prompt. A failed one has those from before its failure."""
+        """The new tokens of each prompt. A failed one has those from before its failure, a pooled one none."""
         waiting = [
-            DrivenSequence(index, list(prompt), len(prompt), GREEDY if sampling is None else sampling[index])
+            DrivenSequence(
+                index,
+                list(prompt),
+                len(prompt),
+                GREEDY if sampling is None else sampling[index],
+                None if pooling is None else pooling[index],
+            )
             for index, prompt in enumerate(prompts)
         ]
         outputs: dict[int, list[int]] = {}
         while waiting or self._bound:
             admitted = self._admit(waiting)
             result = self._run(admitted)
-            for slot in (*result.slots, *result.failures):
+            for slot in (*result.slots, *result.failures, *result.embeddings):
                 sequence = self._bound[slot]
                 output = sequence.tokens[sequence.num_prompt_tokens :]
-                if slot in result.failures or len(output) == max_new_tokens:
+                if slot not in result.slots or len(output) == max_new_tokens:
                     outputs[sequence.index] = output
                     self._release(slot)
         return [outputs[i] for i in range(len(prompts))]
@@ -94,6 +107,7 @@ class PlanDriver:
             self.logprobs.setdefault(self._bound[slot].index, []).append(logprobs)
         for slot, scores in result.prompt_logprobs.items():
             self.prompt_logprobs.setdefault(self._bound[slot].index, []).append(scores)
+        self.embeddings |= {self._bound[slot].index: vector for slot, vector in result.embeddings.items()}
         self.failures |= {self._bound[slot].index: message for slot, message in result.failures.items()}
         return result
 
@@ -130,6 +144,7 @@ class PlanDriver:
             num_computed_tokens=0,
             block_ids=tuple(sequence.block_ids),
             sampling=sequence.sampling,
+            pooling=sequence.pooling,
             first_scored_token=int(sequence.sampling.prompt_logprobs is not None and sequence.num_prompt_tokens > 1),
         )
 

@@ -41,6 +41,7 @@ MODEL = ModelInfo(
     eos_token_ids=(EOS_TOKEN_ID,),
     dtype="float32",
     weights_bytes=1,
+    hidden_size=4,
 )
 WORKER = WorkerInfo(
     worker_id="w", epoch=1, cache=CacheInfo(block_size=16, num_blocks=64, kv_bytes=1), num_free_blocks=64
@@ -226,6 +227,7 @@ def finished(
     stop_token_id: int | None = None,
     error_message: str = "",
     timeline: Timeline | None = None,
+    embedding: bytes = b"",
 ) -> ChoiceFinished:
     return ChoiceFinished(
         choice_index=choice_index,
@@ -235,6 +237,7 @@ def finished(
         stop_token_id=stop_token_id,
         error_message=error_message,
         timeline=timeline,
+        embedding=embedding,
     )
 
 

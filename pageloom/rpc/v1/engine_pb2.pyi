@@ -24,7 +24,7 @@ WAIT_REASON_PREFIX: WaitReason
 WAIT_REASON_WORKER: WaitReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "n", "sampling", "priority", "cache_salt", "resume", "tenant", "deadline_s", "include_timeline", "wait_for_tokens")
+    __slots__ = ("request_id", "prompt_token_ids", "n", "sampling", "priority", "cache_salt", "resume", "tenant", "deadline_s", "include_timeline", "wait_for_tokens", "pooling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class GenerateRequest(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WAIT_FOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     n: int
@@ -47,7 +48,8 @@ class GenerateRequest(_message.Message):
     deadline_s: float
     include_timeline: bool
     wait_for_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., tenant: _Optional[str] = ..., deadline_s: _Optional[float] = ..., include_timeline: _Optional[bool] = ..., wait_for_tokens: _Optional[bool] = ...) -> None: ...
+    pooling: _common_pb2.Pooling
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., tenant: _Optional[str] = ..., deadline_s: _Optional[float] = ..., include_timeline: _Optional[bool] = ..., wait_for_tokens: _Optional[bool] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("choice_index", "token_ids")
@@ -80,20 +82,22 @@ class TokensGenerated(_message.Message):
     def __init__(self, first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ChoiceFinished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "num_output_tokens", "num_cached_tokens", "error_message", "timeline")
+    __slots__ = ("reason", "stop_token_id", "num_output_tokens", "num_cached_tokens", "error_message", "timeline", "embedding")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
     stop_token_id: int
     num_output_tokens: int
     num_cached_tokens: int
     error_message: str
     timeline: Timeline
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., error_message: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ...) -> None: ...
+    embedding: bytes
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., error_message: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., embedding: _Optional[bytes] = ...) -> None: ...
 
 class Timeline(_message.Message):
     __slots__ = ("waits", "runs", "first_token_s", "finished_s")

@@ -110,7 +110,7 @@ class BatchPlan(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., snapshot: _Optional[bool] = ..., released_slots: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., grown_slots: _Optional[_Iterable[int]] = ..., grown_counts: _Optional[_Iterable[int]] = ..., grown_block_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_lens: _Optional[_Iterable[int]] = ..., held_slots: _Optional[_Iterable[int]] = ..., copy_source_block_ids: _Optional[_Iterable[int]] = ..., copy_target_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("slot", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice_index", "first_scored_token")
+    __slots__ = ("slot", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice_index", "first_scored_token", "pooling")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class Admission(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     FIRST_SCORED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     slot: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -127,10 +128,11 @@ class Admission(_message.Message):
     sampling: _common_pb2.SamplingParams
     choice_index: int
     first_scored_token: int
-    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice_index: _Optional[int] = ..., first_scored_token: _Optional[int] = ...) -> None: ...
+    pooling: _common_pb2.Pooling
+    def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice_index: _Optional[int] = ..., first_scored_token: _Optional[int] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs")
+    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,8 @@ class StepResult(_message.Message):
     DURATION_US_FIELD_NUMBER: _ClassVar[int]
     SCORED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -153,4 +157,6 @@ class StepResult(_message.Message):
     duration_us: int
     scored_slots: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    pooled_slots: _containers.RepeatedScalarFieldContainer[int]
+    embeddings: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ...) -> None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.policies import Placement, Pooling, SchedulingPolicy
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
 from scheduler_svc.core import Limits
@@ -30,6 +30,7 @@ def make_request(
     deadline_s: float | None = None,
     include_timeline: bool = False,
     wait_for_tokens: bool = False,
+    pooling: Pooling | None = None,
 ) -> GenerateRequest:
     """A prompt given as a length is one that shares no prefix with those of other request_ids."""
     if isinstance(prompt, int):
@@ -56,6 +57,7 @@ def make_request(
         deadline_s=deadline_s,
         include_timeline=include_timeline,
         wait_for_tokens=wait_for_tokens,
+        pooling=pooling,
     )
 
 

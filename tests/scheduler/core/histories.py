@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.policies import Placement, Pooling, SchedulingPolicy
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
 from scheduler_svc.core import Limits
@@ -65,6 +65,7 @@ class History:
             self.explain: 0.5,
         }
         self.failure_rate = rng.choice((0.0, 0.0, 0.1))
+        self.poolings: tuple[Pooling | None, ...] = rng.choice(((None,), (None, None, Pooling.last, Pooling.mean)))
         self.prompt_logprobs: tuple[int | None, ...] = rng.choice(((None,), (None,), (None, None, 0, 2)))
 
     def run(self) -> None:
@@ -88,6 +89,7 @@ class History:
             *(rng.randrange(2, 40) for _ in range(rng.randint(0, 3))),
         )
         max_tokens = rng.randint(1, self.max_output_len) if rng.random() < 0.94 else None
+        pooling = rng.choice(self.poolings)
         request = GenerateRequest(
             request_id=f"r{len(self.world.streams)}",
             prompt_token_ids=prompt or (2,),
@@ -101,7 +103,8 @@ class History:
                 prompt_logprobs=rng.choice(self.prompt_logprobs),
                 grammar="x" * rng.choice((0, 0, 0, 9)),
             ),
-            n=rng.choice((1, 1, 1, 2, 3)),
+            n=rng.choice((1, 1, 1, 2, 3)) if pooling is None else 1,
+            pooling=pooling,
             priority=rng.choice((-1, 0, 1)) if self.uses_priorities else 0,
             cache_salt=rng.choice(("", "", "", "pepper")),
             tenant=rng.choice(self.tenants),
@@ -113,7 +116,7 @@ class History:
 
     def resumed(self, request: GenerateRequest) -> GenerateRequest:
         """Now and then, the caller has part of the output already."""
-        if request.sampling.max_tokens is None or self.rng.random() < 0.7:
+        if request.sampling.max_tokens is None or request.pooling is not None or self.rng.random() < 0.7:
             return request
         solo_runs = [solo_run(request.prompt_token_ids, request.sampling, index) for index in range(request.n)]
         resume = tuple(

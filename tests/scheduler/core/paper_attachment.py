@@ -22,6 +22,7 @@ class Stream:
     salt: str
     num_prompt_tokens: int
     max_num_kv_tokens: int
+    is_pooled: bool
     wants_logprobs: bool
     # What is to be told of its prompt; None: nothing.
     scores: PromptLogprobs | None

@@ -19,7 +19,7 @@ from scheduler_svc.rerun import rerun
 from tests.scheduler.core.paper_attachment import PaperAttachment, Stream
 from tests.scheduler.core.queue_checks import check_passing
 from tests.scheduler.core.timeline_checks import check_timeline
-from tests.support.paper_model import PAPER_MODEL, score, solo_run
+from tests.support.paper_model import PAPER_MODEL, SoloRun, score, solo_pooling, solo_run
 
 # Time that passes between two calls: a power of two, so that differences of times are exact.
 TICK_S = 1 / 1024
@@ -111,7 +111,12 @@ class PaperWorld:
         self._num_requests += 1
         # The paper model does not use it: it tells the admissions of this request from those of others.
         tag = 1 + self._num_requests / 1024
-        request = replace(request, sampling=replace(request.sampling, temperature=tag))
+        if request.pooling is not None:
+            # Of its sampling, the seed alone is kept.
+            tag = -self._num_requests
+            request = replace(request, sampling=replace(request.sampling, seed=self._num_requests))
+        else:
+            request = replace(request, sampling=replace(request.sampling, temperature=tag))
         self._tell("submit", request)
         expected = self._expected_refusal(request)
         if expected is not None:
@@ -238,7 +243,7 @@ class PaperWorld:
         """Lets everything run to its end, within a bound, and checks that nothing is left behind."""
         # The worker that could hold these is gone; they would wait for one to come.
         for (request_id, choice_index), stream in tuple(self._open.items()):
-            if stream.max_num_kv_tokens > self._num_kv_tokens:
+            if self._is_homeless(stream):
                 self.cancel(request_id, (choice_index,))
         max_num_rounds = self._round_bound()
         num_rounds = 0
@@ -274,10 +279,11 @@ class PaperWorld:
             request_id=request.request_id,
             choice_index=index,
             key=key,
-            solo=solo_run(request.prompt_token_ids, sampling, index),
+            solo=_solo(request, index),
             salt=request.cache_salt,
             num_prompt_tokens=len(request.prompt_token_ids),
-            max_num_kv_tokens=len(request.prompt_token_ids) + sampling.max_tokens - 1,
+            max_num_kv_tokens=len(request.prompt_token_ids) + (0 if request.pooling else sampling.max_tokens - 1),
+            is_pooled=request.pooling is not None,
             scores=self._scores_of(request, index),
             wants_logprobs=sampling.logprobs is not None,
             wants_timeline=request.include_timeline,
@@ -290,13 +296,15 @@ class PaperWorld:
     def _scores_of(self, request: GenerateRequest, index: int) -> PromptLogprobs | None:
         """What is to be told of the prompt to this choice."""
         num_top = request.sampling.prompt_logprobs
-        if num_top is None or index or dict(request.resume).get(0):
+        if num_top is None or request.pooling is not None or index or dict(request.resume).get(0):
             return None
         prompt = request.prompt_token_ids
         return score(solo_run(prompt, request.sampling, 0).kv, 1, list(prompt[1:]), num_top)
 
     def _stream_of(self, admission: Admission) -> Stream:
-        return self._by_tag[admission.sampling.temperature, admission.choice_index]
+        sampling = admission.sampling
+        tag = sampling.temperature if admission.pooling is None else -(sampling.seed or 0)
+        return self._by_tag[tag, admission.choice_index]
 
     def _round(self, worker_id: str) -> None:
         """Brings one result, and sends as many plans as may be out."""
@@ -314,7 +322,9 @@ class PaperWorld:
 
     def _expected_refusal(self, request: GenerateRequest) -> type[Exception] | None:
         num_tokens = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
-        if num_tokens > self._max_num_tokens():
+        if request.pooling is not None and len(request.prompt_token_ids) > self._num_kv_tokens:
+            return ContextLengthExceeded
+        if request.pooling is None and num_tokens > self._max_num_tokens():
             return ContextLengthExceeded
         num_waiting = self.scheduler.stats().num_waiting
         return Overloaded if num_waiting + request.n > self.limits.max_num_queued_seqs else None
@@ -326,6 +336,9 @@ class PaperWorld:
         # As long as no worker is attached, the last ones are expected back.
         caches = [attachment.hello.cache for attachment in self.workers.values()]
         self._num_kv_tokens = max((c.num_blocks * c.block_size for c in caches), default=self._num_kv_tokens)
+
+    def _is_homeless(self, stream: Stream) -> bool:
+        return stream.max_num_kv_tokens > self._num_kv_tokens
 
     def _receive(self, endings: list[Ending], tokens: NewTokens | None = None) -> None:
         if tokens is not None:
@@ -380,9 +393,9 @@ class PaperWorld:
             assert stream.deadline_at <= self.now, "ended before its deadline"
         elif event.reason is FinishReason.ERROR:
             lost = stream.num_lost_runs >= self.limits.max_num_lost_runs
-            homeless = stream.max_num_kv_tokens > self._num_kv_tokens
-            assert stream.failed or lost or homeless, f"an error for no reason: {event}"
+            assert stream.failed or lost or self._is_homeless(stream), f"an error for no reason: {event}"
         else:
+            assert event.embedding == stream.solo.embedding, "another embedding"
             assert stream.token_ids == stream.solo.token_ids, "the text is cut short"
             assert event.reason is stream.solo.reason
             assert event.stop_token_id == stream.solo.stop_token_id
@@ -403,3 +416,9 @@ class PaperWorld:
 
     def _tell(self, what: str, value: object) -> None:
         self.story.append((what, value))
+
+
+def _solo(request: GenerateRequest, choice_index: int) -> SoloRun:
+    if request.pooling is not None:
+        return solo_pooling(request.prompt_token_ids, request.pooling)
+    return solo_run(request.prompt_token_ids, request.sampling, choice_index)

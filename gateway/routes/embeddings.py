@@ -1,0 +1,50 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.embedding_schemas import EmbeddingRequest, EmbeddingResponse
+from gateway.embeddings import embed, translate_embeddings
+from gateway.json_body import JsonRoute
+from gateway.metrics import RequestObserver
+from gateway.middleware import record_of
+from gateway.routes.documentation import ERRORS
+from gateway.runtime import GatewayDependency, at_engine
+from gateway.terms import read_terms
+from gateway.vectors import embeddings_json
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingResponse, responses=ERRORS)
+async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: GatewayDependency) -> Response:
+    gateway.model.require_name(body.model)
+    gateway.lifecycle.require_accepting()
+    started_s = record_of(request.scope).started_s
+    terms = read_terms(request.headers, started_s)
+    job = await gateway.in_thread(translate_embeddings, body, terms, gateway.model, gateway.engine.require_model())
+    answer_id = f"embd-{uuid.uuid4().hex}"
+    observer = RequestObserver(gateway.metrics, started_s, job.num_prompt_tokens, len(job.prompts))
+    async with at_engine(gateway, request.scope, request.receive, answer_id, observer):
+        max_at_once = gateway.config.limits.max_prompts
+        vectors = await embed(gateway.client, answer_id, job, observer, max_at_once=max_at_once)
+    shown = await gateway.in_thread(
+        embeddings_json,
+        vectors,
+        dimensions=body.dimensions,
+        normalize=body.normalize is not False,
+        as_base64=body.encoding_format == "base64",
+        rest={
+            "id": answer_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model,
+            "usage": {"prompt_tokens": job.num_prompt_tokens, "total_tokens": job.num_prompt_tokens},
+        },
+    )
+    return Response(shown, media_type="application/json")

@@ -1,0 +1,82 @@
+"""Reading an upload, a multipart form with one file, within limits of its own: a file may be larger than a body of
+JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import BodyError
+from pageloom.errors import Overloaded
+
+# They take room on the disk before the store knows of them.
+MAX_UPLOADS = 16
+MAX_FIELDS, MAX_FIELD_BYTES = 8, 4096
+# The boundaries, the heads and the other fields.
+_MAX_FRAMING_BYTES = 64 * 1024
+
+
+class UploadRoute(APIRoute):
+    """A FastAPI route whose form is read by `UploadRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        num_uploads = 0
+
+        async def handle_upload(request: Request) -> Response:
+            nonlocal num_uploads
+            if request.method != "POST":
+                return await handle(request)
+            if num_uploads >= MAX_UPLOADS:
+                raise Overloaded(f"{MAX_UPLOADS} files arrive now, which is the most")
+            num_uploads += 1
+            try:
+                return await handle(UploadRequest(request.scope, request.receive))
+            finally:
+                num_uploads -= 1
+
+        return handle_upload
+
+
+class UploadRequest(Request):
+    def form(
+        self,
+        *,
+        max_files: int | float = 1,
+        max_fields: int | float = MAX_FIELDS,
+        max_part_size: int = MAX_FIELD_BYTES,
+    ) -> Any:
+        """Raises BodyError: 415 for another content type, 413 for a file over the limit. What is large goes to a
+        temporary file while it arrives."""
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "multipart/form-data":
+            raise BodyError(415, f"content-type must be multipart/form-data, not {kind or 'absent'}", close=True)
+        # FastAPI asks with limits of its own, which are far wider.
+        return super().form(
+            max_files=min(max_files, 1),
+            max_fields=min(max_fields, MAX_FIELDS),
+            max_part_size=min(max_part_size, MAX_FIELD_BYTES),
+        )
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """An upload that is a little too large is read to its end: a client that is still sending when the connection
+        closes sees a reset instead of the answer."""
+        max_file_bytes = self.app.state.gateway.config.max_file_bytes
+        max_bytes = max_file_bytes + _MAX_FRAMING_BYTES
+        too_large = BodyError(413, f"the file is larger than {max_file_bytes} bytes", close=True)
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > 2 * max_bytes:
+            raise too_large
+        num_bytes = 0
+        async for chunk in super().stream():
+            num_bytes += len(chunk)
+            if num_bytes <= max_bytes:
+                yield chunk
+            elif num_bytes > 2 * max_bytes:
+                raise too_large
+        if num_bytes > max_bytes:
+            raise too_large
