@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from pageloom.model_files import locate_model
 from tests.support.serving import Serving, serving
 from tests.support.tokenizer_reference import reference_tokenizer
+
+TASKS = Path(__file__).parent / "lm_eval_tasks"
 
 
 @pytest.fixture(scope="session")
@@ -16,11 +19,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model's tokenizer, as clients that count tokens read it."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    reference_tokenizer().save_pretrained(folder)
-    return folder
+def client_arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What clients that count tokens or compute for themselves read."""
+    tokenizer = tmp_path_factory.mktemp("tokenizer")
+    reference_tokenizer().save_pretrained(tokenizer)
+    return {"tokenizer": tokenizer, "weights": locate_model("").path, "tasks": TASKS}
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,9 @@ def python_environment(name: str, *, lends_packages: bool = False) -> Path:
             venv.create(folder, with_pip=False, symlinks=True)
             # pip of this environment: installing one in each would take as long as the clients do.
             pip = [sys.executable, "-m", "pip", "--python", str(interpreter), "--disable-pip-version-check"]
-            _install([*pip, "install", "--quiet", "--no-deps", "--no-compile", "--requirement", str(pinned)], cwd=folder)
+            _install(
+                [*pip, "install", "--quiet", "--no-deps", "--no-compile", "--requirement", str(pinned)], cwd=folder
+            )
             if lends_packages:
                 _lend_packages(interpreter)
     return interpreter

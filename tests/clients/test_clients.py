@@ -9,17 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.clients.environments import CannotInstallError, node_environment, python_environment
-from tests.support.serving import Serving
+from tests.support.serving import Serving, serving
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 60.0
-LONG_INSTALL = pytest.mark.long_install
+# Each takes less than a minute of two free cores.
+TIMEOUT_S = 180.0
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -27,17 +29,21 @@ QUIET = {
     "NO_PROXY": "127.0.0.1",
     "DO_NOT_TRACK": "1",
     "NO_COLOR": "1",
+    "TQDM_DISABLE": "1",
+    "LMEVAL_LOG_LEVEL": "ERROR",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonClient:
-    """`environment` is that of requirements/; None is the one the tests run in."""
+    """`environment` is that of requirements/; None is the one the tests run in. `server_options` ask for a server
+    of its own. `arguments` name what the script gets beside the server's URL and the model's name."""
 
     environment: str | None
     script: str
     lends_packages: bool = False
-    needs_tokenizer: bool = False
+    server_options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
     def interpreter(self) -> Path:
         if self.environment is None:
@@ -45,27 +51,36 @@ class PythonClient:
         return python_environment(self.environment, lends_packages=self.lends_packages)
 
 
+LM_EVAL = PythonClient(
+    environment="lm-eval",
+    script="lm_eval_scores.py",
+    lends_packages=True,
+    server_options=("--dtype", "float32"),
+    arguments=("tokenizer", "weights", "tasks"),
+)
+GUIDELLM = PythonClient(environment="guidellm", script="guidellm_run.py", lends_packages=True, arguments=("tokenizer",))
+# Thousands of its requests do not say how long the answer may be.
+SCHEMATHESIS = PythonClient(
+    environment="schemathesis", script="schemathesis_run.py", server_options=("--max-model-len", "64")
+)
+QUICK_CLIENTS = {
+    "openai-3": PythonClient(environment=None, script="openai_python.py"),
+    "openai-2": PythonClient(environment="openai-2", script="openai_python.py"),
+    "openai-1": PythonClient(environment="openai-1", script="openai_python.py"),
+    "anthropic": PythonClient(environment="anthropic", script="anthropic_python.py"),
+    "instructor": PythonClient(environment="instructor", script="instructor_models.py"),
+}
+OTHER_CLIENTS = {
+    "langchain-openai": PythonClient(environment="langchain-openai", script="langchain_chat.py"),
+    "pydantic-ai": PythonClient(environment="pydantic-ai", script="pydantic_ai_agent.py"),
+    "llm": PythonClient(environment="llm", script="llm_command.py"),
+    "lm-eval": LM_EVAL,
+    "guidellm": GUIDELLM,
+    "schemathesis": SCHEMATHESIS,
+}
 PYTHON_CLIENTS = [
-    pytest.param(PythonClient(environment=None, script="openai_python.py"), id="openai-3"),
-    pytest.param(PythonClient(environment="openai-2", script="openai_python.py"), id="openai-2"),
-    pytest.param(PythonClient(environment="openai-1", script="openai_python.py"), id="openai-1"),
-    pytest.param(PythonClient(environment="anthropic", script="anthropic_python.py"), id="anthropic"),
-    pytest.param(PythonClient(environment="instructor", script="instructor_models.py"), id="instructor"),
-    pytest.param(
-        PythonClient(environment="langchain-openai", script="langchain_chat.py"), id="langchain", marks=LONG_INSTALL
-    ),
-    pytest.param(
-        PythonClient(environment="pydantic-ai", script="pydantic_ai_agent.py"), id="pydantic-ai", marks=LONG_INSTALL
-    ),
-    pytest.param(PythonClient(environment="llm", script="llm_command.py"), id="llm", marks=LONG_INSTALL),
-    pytest.param(
-        PythonClient(environment="guidellm", script="guidellm_run.py", lends_packages=True, needs_tokenizer=True),
-        id="guidellm",
-        marks=LONG_INSTALL,
-    ),
-    pytest.param(
-        PythonClient(environment="schemathesis", script="schemathesis_run.py"), id="schemathesis", marks=LONG_INSTALL
-    ),
+    *(pytest.param(client, id=name) for name, client in QUICK_CLIENTS.items()),
+    *(pytest.param(client, id=name, marks=pytest.mark.long_install) for name, client in OTHER_CLIENTS.items()),
 ]
 
 
@@ -93,17 +108,36 @@ def cannot_install(reason: CannotInstallError) -> None:
     pytest.skip(str(reason))
 
 
+@pytest.fixture
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[tuple[str, ...]], Serving]]:
+    """The server with these options; the one that all share if there are none."""
+    with ExitStack() as own:
+
+        def serve(options: tuple[str, ...]) -> Serving:
+            if not options:
+                shared: Serving = request.getfixturevalue("stack")
+                return shared
+            return own.enter_context(serving(tmp_path, *options))
+
+        yield serve
+
+
 @pytest.mark.timeout(900)  # the first time, with the installation
 @pytest.mark.parametrize("client", PYTHON_CLIENTS)
 def test_python(
-    client: PythonClient, stack: Serving, model_name: str, tokenizer_folder: Path, tmp_path: Path
+    client: PythonClient,
+    server: Callable[[tuple[str, ...]], Serving],
+    model_name: str,
+    client_arguments: dict[str, Path],
+    tmp_path: Path,
 ):
     try:
         interpreter = client.interpreter()
     except CannotInstallError as reason:
         return cannot_install(reason)
-    arguments = [tokenizer_folder] if client.needs_tokenizer else []
-    output = run_client([interpreter, SCRIPTS / client.script, stack.url, model_name, *arguments], cwd=tmp_path)
+    url = server(client.server_options).url
+    arguments = [client_arguments[name] for name in client.arguments]
+    output = run_client([interpreter, SCRIPTS / client.script, url, model_name, *arguments], cwd=tmp_path)
     assert "passed check_" in output
 
 

@@ -1,4 +1,5 @@
-"""Runs the checks of a client's script and says which failed. Standard library only: every client's interpreter has it."""
+"""Runs the checks of a client's script and says which failed. Needs the standard library only, as each client's
+interpreter has no more."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from checks import MODEL, URL, run
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 SERVER = {"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL, "temperature": 0, "max_retries": 0}
@@ -83,6 +83,14 @@ def check_responses_api():
 
 def check_completions():
     assert OpenAI(**SERVER, max_tokens=8).invoke("The capital of France is")
+
+
+def check_embeddings():
+    connection = {name: SERVER[name] for name in ("base_url", "api_key", "model")}
+    embeddings = OpenAIEmbeddings(**connection, check_embedding_ctx_length=False)
+    one, other = embeddings.embed_documents(["Oslo", "Paris"])
+    assert len(one) == len(other) > 100
+    assert one != other
 
 
 run(globals())

@@ -72,6 +72,13 @@ def check_one_batch_of_many_prompts():
     assert_equal_scores(*evaluate(served, CHOICE))
 
 
+def check_tokens_by_the_server():
+    served = LocalCompletionsAPI(
+        base_url=f"{URL}/v1/completions", model=MODEL, tokenizer_backend="remote", tokenizer=None, max_retries=1
+    )
+    assert_equal_scores(*evaluate(served, CHOICE))
+
+
 def check_chat():
     served = LocalChatCompletion(
         base_url=f"{URL}/v1/chat/completions", num_concurrent=4, max_retries=1, model=MODEL, tokenizer_backend=None
