@@ -19,7 +19,7 @@ class City(BaseModel):
     is_large: bool
 
 
-class Weather(BaseModel):
+class Weather(BaseModel, extra="forbid"):
     """The weather in a city."""
 
     city: str = Field(max_length=20)
