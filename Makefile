@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev-gpu$(GPU)
 CPU_KERNELS := $(VENV)/.cpu-kernels
 ARGS ?=
 
-.PHONY: help serve test soak test-schemas check format protos release-protos lock clean
+.PHONY: help serve test soak test-clients test-schemas check format protos release-protos lock clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -32,6 +32,9 @@ soak: $(DEV) ## 100,000 random histories of the scheduler core, half an hour; AR
 
 test-schemas: $(DEV) $(CPU_KERNELS) ## JSON of 200 schemas from the default model, validated; three minutes
 	@$(BIN)/python -m tests.support.schema_answers
+
+test-clients: $(DEV) $(CPU_KERNELS) ## Every real client against the real server; some minutes and 2 GB the first time
+	@$(BIN)/python -m pytest tests/clients -m "" $(ARGS)
 
 check: $(DEV) ## Format, lint, types, import rules, protos
 	@$(BIN)/ruff format --check
