@@ -38,7 +38,6 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "mm_processor_kwargs": _TEXT_ONLY,
         "prompt_embeds": _NO_TENSORS,
         "prompt_logprob_token_ids": "prompt_logprobs gives the likeliest tokens",
-        "prompt_logprobs": "",
         "repetition_detection": "repetition_penalty, stop and max_tokens bound an answer",
         "return_prompt_text": "echo repeats the prompt of a text completion",
         "return_token_offsets": "logprobs of text completions have text_offset",
