@@ -20,7 +20,7 @@ _MANY = 1_000_000
 
 
 def _limit(default: int, what: str, *, low: int = 1, high: int = _MANY) -> Any:
-    return field(default=default, metadata={"what": what, "low": low, "high": high})
+    return field(default=default, metadata={"default": default, "what": what, "low": low, "high": high})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,4 @@ class DescribedLimit:
 
 
 def described_limits() -> tuple[DescribedLimit, ...]:
-    return tuple(
-        DescribedLimit(name=entry.name, default=entry.default, **entry.metadata) for entry in fields(RequestLimits)
-    )
+    return tuple(DescribedLimit(name=entry.name, **entry.metadata) for entry in fields(RequestLimits))

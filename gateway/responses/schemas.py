@@ -6,14 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.request_model import RequestModel
+from gateway.request_model import Metadata, RequestModel
 from gateway.schemas import MAX_CACHE_SALT_CHARS, MAX_TOP_LOGPROBS, NonEmptyString, NonEmptyStrings, TokenIds
 
-MAX_METADATA_ENTRIES, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
-
-MetadataKey = Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)]
-MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)]
 
 
 class InputPart(RequestModel):
@@ -77,7 +73,7 @@ class ResponseRequest(RequestModel):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled", "auto"] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA_ENTRIES)] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     # vLLM's.
     top_k: int | None = None

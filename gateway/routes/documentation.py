@@ -9,19 +9,26 @@ from gateway.schemas import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
 
-STREAMED: Responses = {
+# The schema of each event, as OpenAPI 3.2 has it.
+_EVENTS = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "required": ["data"],
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+        }
+    }
+}
+STREAMED_CHUNKS: Responses = {
     200: {
         "description": "The answer; with `stream`, server-sent events of its chunks and at last `data: [DONE]`.",
-        # The schema of each event, as OpenAPI 3.2 has it.
-        "content": {
-            "text/event-stream": {
-                "itemSchema": {
-                    "type": "object",
-                    "required": ["data"],
-                    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-                }
-            }
-        },
+        "content": _EVENTS,
+    }
+}
+STREAMED_EVENTS: Responses = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events with the names of their types.",
+        "content": _EVENTS,
     }
 }
 _DESCRIPTIONS = {
