@@ -158,6 +158,7 @@ def _styled(schema: object, param: str, style: JsonStyle) -> dict[str, Any]:
 
 
 def parse_json(text: str, param: str) -> object:
+    """Raises InvalidRequest, also if it is nested deeper than a body may be."""
     encoded = text.encode()
     if excess := excess_of(encoded):
         raise InvalidRequest(f"{param} is not accepted: {excess}", param=param)

@@ -36,6 +36,11 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
 NonEmptyStrings = Annotated[list[NonEmptyString], Field(fail_fast=True)]
+# What several requests have.
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+CacheSalt = Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)]
+TemplateVariables = dict[str, str | int | float | bool | None]
 
 
 class StreamOptions(RequestModel):
@@ -60,7 +65,7 @@ class GenerationRequest(RequestModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed | None = None
     stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
     bad_words: NonEmptyStrings | None = None
@@ -76,8 +81,8 @@ class GenerationRequest(RequestModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=REQUEST_ID_PATTERN)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     include_timeline: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Without effect on an answer, whatever they say.
@@ -135,7 +140,7 @@ class TemplateOptions(RequestModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None

@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.request_model import Metadata, RequestModel
-from gateway.schemas import MAX_CACHE_SALT_CHARS, MAX_TOP_LOGPROBS, NonEmptyString, NonEmptyStrings, TokenIds
+from gateway.schemas import (
+    MAX_TOP_LOGPROBS,
+    CacheSalt,
+    NonEmptyString,
+    NonEmptyStrings,
+    Priority,
+    Seed,
+    TemplateVariables,
+    TokenIds,
+)
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
@@ -81,10 +90,10 @@ class ResponseRequest(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed | None = None
     stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    chat_template_kwargs: TemplateVariables | None = None

@@ -33,7 +33,7 @@ STREAMED_EVENTS: Responses = {
 }
 _DESCRIPTIONS = {
     400: "A field of the request is wrong; `param` names it.",
-    404: "The model does not exist.",
+    404: "What the path or a field names, such as the model, does not exist.",
     409: "The request_id is that of a request that still runs.",
     413: "The body is too large.",
     414: "The URL is too long.",
