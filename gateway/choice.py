@@ -75,14 +75,13 @@ class Choice:
         self._num_chars = len(prompt.echo)
         self.finished = False
 
-    @property
-    def stopped(self) -> bool:
+    def has_stopped(self) -> bool:
         """A stop string was found, or the only call that was wanted has ended: no more tokens are needed."""
-        return self._has_stopped()
+        return self._matcher.matched is not None or (self._parser is not None and self._parser.ended)
 
     def take(self, event: TokensGenerated) -> ChoiceDelta | None:
         """The delta of some tokens; None once stopped. Raises EngineError if tokens were lost on the way."""
-        if self.finished or self._has_stopped():
+        if self.finished or self.has_stopped():
             return None
         if event.first_index != self._num_tokens:
             raise EngineError(f"token {self._num_tokens} of choice {self._index} was lost on the way")
@@ -103,7 +102,7 @@ class Choice:
             delta = replace(_with_parts(delta, parts), num_reasoning_tokens=parts.num_reasoning_tokens)
         if self._return_token_ids:
             delta = replace(delta, token_ids=event.token_ids[:num_tokens])
-        self.finished = self._has_stopped() and not self._include_timeline
+        self.finished = self.has_stopped() and not self._include_timeline
         if not self.finished:
             return delta
         return self._ended(replace(delta, finish="stop", stop_reason=self._matcher.matched))
@@ -116,7 +115,7 @@ class Choice:
         if self.finished:
             return None
         self.finished = True
-        if self._has_stopped():
+        if self.has_stopped():
             return self._last("", "stop", self._matcher.matched, event)
         require_success(event)
         text = self._matcher.push(self._detokenizer.finish())
@@ -125,9 +124,6 @@ class Choice:
         finish: Finish = "stop" if event.reason is FinishReason.STOP else "length"
         stop_reason = event.stop_token_id if event.stop_token_id in self._requested_stop_ids else None
         return self._last(text + self._matcher.finish(), finish, stop_reason, event)
-
-    def _has_stopped(self) -> bool:
-        return self._matcher.matched is not None or (self._parser is not None and self._parser.ended)
 
     def _last(self, text: str, finish: Finish, stop_reason: str | int | None, event: ChoiceFinished) -> ChoiceDelta:
         delta = ChoiceDelta(self._index, text, 0)

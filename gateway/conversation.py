@@ -35,7 +35,7 @@ class Conversation:
         """`tools` are told in words if the template does not show them. Raises InvalidRequest."""
         shown = [self._message(index, message) for index, message in enumerate(given)]
         if tools and not self._traits.tools:
-            shown = self._with_instruction(shown, tool_instruction(tools, self._tool_format))
+            shown = self._with_instruction(shown, _tool_instruction(tools, self._tool_format))
         if not self._traits.several_systems:
             shown = _with_one_system(shown)
         return shown if self._traits.results else _with_results_as_users(shown)
@@ -115,7 +115,7 @@ class Conversation:
         return [{**messages[0], "content": _joined(messages[0]["content"], instruction, "\n\n")}, *messages[1:]]
 
 
-def tool_instruction(tools: Sequence[dict[str, Any]], tool_format: ToolFormat) -> str:
+def _tool_instruction(tools: Sequence[dict[str, Any]], tool_format: ToolFormat) -> str:
     """What a model is told of tools that its template does not show."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = tool_format.write([("<function-name>", "<arguments-as-JSON-object>")])

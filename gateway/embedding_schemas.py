@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from gateway.request_model import RequestModel
-from gateway.schemas import MAX_CACHE_SALT_CHARS, TokenIds
+from gateway.schemas import CacheSalt, Priority, TokenIds
 
 
 class EmbeddingRequest(RequestModel):
@@ -26,8 +26,8 @@ class EmbeddingRequest(RequestModel):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     user: str | None = None
 
 

@@ -26,20 +26,20 @@ def endless_definitions(definitions: Mapping[str, Schema]) -> list[str]:
 
 
 def _adds(definitions: Mapping[str, Schema], name: str, ending: set[str]) -> bool:
-    if ends := can_end(definitions[name], ending):
+    if ends := _can_end(definitions[name], ending):
         ending.add(name)
     return ends
 
 
-def can_end(schema: Schema, ending: Collection[str]) -> bool:
+def _can_end(schema: Schema, ending: Collection[str]) -> bool:
     """Whether it has a finite value, given the definitions that have."""
     if isinstance(schema, bool) or "const" in schema or "enum" in schema:
         return True
     if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ending:
         return False
-    if not all(can_end(each, ending) for each in schema.get("allOf", ())):
+    if not all(_can_end(each, ending) for each in schema.get("allOf", ())):
         return False
-    if "anyOf" in schema and not any(can_end(each, ending) for each in schema["anyOf"]):
+    if "anyOf" in schema and not any(_can_end(each, ending) for each in schema["anyOf"]):
         return False
     return _type_can_end(schema, ending)
 
@@ -50,7 +50,7 @@ def _type_can_end(schema: Mapping[str, Any], ending: Collection[str]) -> bool:
     if types - {"object", "array"}:
         return True
     object_ends = "object" in types and all(
-        can_end(schema.get("properties", {}).get(name, True), ending) for name in schema.get("required", ())
+        _can_end(schema.get("properties", {}).get(name, True), ending) for name in schema.get("required", ())
     )
     return object_ends or ("array" in types and _items_can_end(schema, ending))
 
@@ -58,6 +58,6 @@ def _type_can_end(schema: Mapping[str, Any], ending: Collection[str]) -> bool:
 def _items_can_end(schema: Mapping[str, Any], ending: Collection[str]) -> bool:
     num_items = schema.get("minItems", 0)
     first: Sequence[Schema] = schema.get("prefixItems", ())
-    if not all(can_end(each, ending) for each in first[:num_items]):
+    if not all(_can_end(each, ending) for each in first[:num_items]):
         return False
-    return num_items <= len(first) or can_end(schema.get("items", True), ending)
+    return num_items <= len(first) or _can_end(schema.get("items", True), ending)

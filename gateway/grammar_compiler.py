@@ -55,6 +55,7 @@ class GrammarCompiler:
             raise InvalidRequest(f"{param} cannot be used: {verdict}", param=param)
 
     async def close(self) -> None:
+        """Ends what runs, and waits until it has."""
         for task in self._compilations.values():
             task.cancel()
         await asyncio.gather(*self._compilations.values(), return_exceptions=True)

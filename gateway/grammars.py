@@ -15,8 +15,8 @@ from gateway.json_body import excess_of
 from gateway.json_schema import normalize_schema
 from gateway.lark_text import lark_literals, lark_regex, lark_string
 from pageloom.errors import InvalidRequest
+from pageloom.sampling_params import MAX_GRAMMAR_BYTES
 
-MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_REGEX_CHARS = 16 * 1024
 MAX_SPACES = 8
 NO_SPECIAL_TOKENS: Mapping[str, int] = MappingProxyType({})
@@ -158,6 +158,7 @@ def _styled(schema: object, param: str, style: JsonStyle) -> dict[str, Any]:
 
 
 def parse_json(text: str, param: str) -> object:
+    """Raises InvalidRequest, also if it is nested deeper than a body may be."""
     encoded = text.encode()
     if excess := excess_of(encoded):
         raise InvalidRequest(f"{param} is not accepted: {excess}", param=param)

@@ -18,7 +18,8 @@ Schema = dict[str, Any]
 
 _DESCRIPTION = (
     "OpenAI's API with vLLM's extra fields. A field that is not listed is ignored; one that is known and not "
-    'served is refused by name. Every error is `{"error": {"message", "type", "param", "code"}}`.'
+    'served is refused by name. Every error is `{"error": {"message", "type", "param", "code"}}`, but those under '
+    "/v1/messages have Anthropic's shape."
 )
 # What `SamplingParams` and the tokenizer's use check, as JSON Schema has it.
 RANGES: Mapping[str, Mapping[str, float]] = MappingProxyType(

@@ -91,13 +91,13 @@ class PromptRun:
 
     def _take(self, event: TokensGenerated | ChoiceFinished) -> ChoiceDelta | None:
         choice = self._choices[event.choice_index]
-        was_finished, was_stopped = choice.finished, choice.stopped
+        was_finished, was_stopped = choice.finished, choice.has_stopped()
         if isinstance(event, ChoiceFinished):
             self._num_cached.append(event.num_cached_tokens)
             delta = choice.finish(event)
         else:
             delta = choice.take(event)
-            if choice.stopped and not was_stopped:
+            if choice.has_stopped() and not was_stopped:
                 self.stopped.append(event.choice_index)
         self._num_unfinished -= choice.finished and not was_finished
         return delta

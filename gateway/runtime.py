@@ -22,12 +22,16 @@ from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.middleware import record_of
 from gateway.responses.store import ResponseStore
+from gateway.schemas import GenerationRequest
 from gateway.served_model import ServedModel
+from gateway.terms import Terms
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.plan import ModelInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
+BodyT = TypeVar("BodyT", bound=GenerationRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +54,15 @@ class Gateway:
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
-    async def check_grammar(self, job: Job) -> None:
-        """Raises InvalidRequest if the job's grammar cannot be compiled, Overloaded if too many others wait."""
+    async def job(
+        self, translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job], body: BodyT, terms: Terms
+    ) -> Job:
+        """What a request wants of the engine. Raises what `translate` raises, InvalidRequest if its grammar cannot be
+        compiled, Overloaded if too many others wait for that, and Unavailable without an engine."""
+        job = await self.in_thread(translate, body, terms, self.model, self.engine.require_model())
         if job.grammar:
             await self.grammar_compiler.check(job.grammar, param=job.grammar_field)
+        return job
 
 
 async def _gateway_of(request: Request) -> Gateway:

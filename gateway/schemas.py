@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.optional_keys import IF_ANY
 from gateway.request_model import RequestModel
 from gateway.structured_output_schemas import ResponseFormat, StructuredOutputs
 from gateway.tool_schemas import AssistantMessage, Tool, ToolChoice
@@ -35,8 +36,11 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 NonEmptyString = Annotated[str, Field(min_length=1)]
 NonEmptyStrings = Annotated[list[NonEmptyString], Field(fail_fast=True)]
-# An answer has the key only if it has the value.
-IF_ASKED = Field(exclude_if=lambda value: value is None)
+# What several requests have.
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+CacheSalt = Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)]
+TemplateVariables = dict[str, str | int | float | bool | None]
 
 
 class StreamOptions(RequestModel):
@@ -61,7 +65,7 @@ class GenerationRequest(RequestModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed | None = None
     stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
     bad_words: NonEmptyStrings | None = None
@@ -77,8 +81,8 @@ class GenerationRequest(RequestModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=REQUEST_ID_PATTERN)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     include_timeline: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Without effect on an answer, whatever they say.
@@ -127,30 +131,33 @@ class ChatMessage(RequestModel):
     tool_call_id: str | None = None
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+
+
 class TemplateOptions(RequestModel):
     """How messages become a prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, TemplateOptions):
+    messages: Messages
     max_completion_tokens: int | None = None
     echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(TemplateOptions):
     """Either `prompt` or `messages`."""
 
     model_config = ConfigDict(
@@ -164,14 +171,7 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    messages: Messages | None = None
     return_token_strs: bool | None = None
 
 
@@ -195,9 +195,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: Annotated[
-        CompletionTokensDetails | None, Field(exclude_if=lambda details: details is None)
-    ] = None
+    completion_tokens_details: Annotated[CompletionTokensDetails | None, IF_ANY] = None
 
 
 class TopLogprob(BaseModel):
@@ -220,8 +218,8 @@ class AnsweredChoice(BaseModel):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
-    timeline: Annotated[Timeline | None, IF_ASKED] = None
-    token_ids: Annotated[list[int] | None, IF_ASKED] = None
+    timeline: Annotated[Timeline | None, IF_ANY] = None
+    token_ids: Annotated[list[int] | None, IF_ANY] = None
 
 
 class ChatChoice(AnsweredChoice):
@@ -236,7 +234,7 @@ class PromptTokenLogprob(BaseModel):
 
 
 # By token id; null for the first token of the prompt.
-PromptLogprobsAnswer = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, IF_ASKED]
+PromptLogprobsAnswer = Annotated[list[dict[str, PromptTokenLogprob] | None] | None, IF_ANY]
 
 
 class ChatCompletionResponse(BaseModel):
@@ -248,7 +246,7 @@ class ChatCompletionResponse(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: Annotated[list[int] | None, IF_ASKED] = None
+    prompt_token_ids: Annotated[list[int] | None, IF_ANY] = None
     prompt_logprobs: PromptLogprobsAnswer = None
 
 
@@ -262,7 +260,7 @@ class CompletionLogprobs(BaseModel):
 class CompletionChoice(AnsweredChoice):
     text: str
     logprobs: CompletionLogprobs | None = None
-    prompt_token_ids: Annotated[list[int] | None, IF_ASKED] = None
+    prompt_token_ids: Annotated[list[int] | None, IF_ANY] = None
     prompt_logprobs: PromptLogprobsAnswer = None
 
 

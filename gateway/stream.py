@@ -98,6 +98,14 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": events, "more_body": more})
 
 
+async def encode_whole(generation: Generation, encoder: StreamEncoder) -> None:
+    """For an encoder that also collects: its events are for nobody."""
+    while (deltas := await generation.next_deltas()) is not None:
+        for delta in deltas:
+            encoder.encode(delta, None)
+    encoder.end(generation.counts)
+
+
 class _Silence:
     """Calls `tell` whenever nothing was written for PING_INTERVAL_S; then it is `too_long`.
 

@@ -180,7 +180,7 @@ GENERIC_JSON = ToolFormat(
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
-    for each in (*(HERMES, LLAMA3_JSON, MISTRAL, GEMMA, FUNCTION_GEMMA, COHERE, JAMBA, DEEPSEEK_V3, GENERIC_JSON),)
+    for each in (HERMES, LLAMA3_JSON, MISTRAL, GEMMA, FUNCTION_GEMMA, COHERE, JAMBA, DEEPSEEK_V3, GENERIC_JSON)
 }
 
 # In order: the first whose text the template contains.

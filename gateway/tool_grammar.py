@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway import grammars
-from gateway.lark_text import lark_string
+from gateway.lark_text import lark_literals, lark_string
 from gateway.reasoning import ReasoningFormat
 from gateway.tool_formats import ToolFormat
 from gateway.tool_schemas import Tool
@@ -51,8 +51,6 @@ class AnswerGrammar:
 
     def __init__(self, special_tokens: Mapping[str, int], may_think: ReasoningFormat | None, *, thinks: bool) -> None:
         self._special_tokens = special_tokens
-        longest_first = sorted(special_tokens, key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
         self._thinking = "" if may_think is None else self._thought(may_think, thinks)
 
     def calls(self, tool_format: ToolFormat, tools: Sequence[OfferedTool], *, single: bool) -> str:
@@ -125,10 +123,4 @@ class AnswerGrammar:
         return grammars.lark("\n".join([f"start: thinking ({start})", *rules, self._thinking]), param="tools")
 
     def _literals(self, text: str) -> str:
-        """A text as literals, its special tokens by their ids."""
-        parts = [text] if self._special is None else self._special.split(text)
-        return " ".join(
-            f"<[{self._special_tokens[part]}]>" if part in self._special_tokens else lark_string(part)
-            for part in parts
-            if part
-        )
+        return lark_literals(text, self._special_tokens)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.optional_keys import IF_ANY
 from gateway.request_model import RequestModel
 
 # It stands in prompts as it is, so it may not hold what means something there.
@@ -51,15 +52,12 @@ class AnsweredToolCall(BaseModel):
     function: AnsweredFunction
 
 
-_IF_ANY = Field(exclude_if=lambda value: value is None)
-
-
 class AssistantMessage(BaseModel):
     """`content` is null if the answer has none beside its calls or its thinking. The thinking comes under two names,
     since clients differ in which they read."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
-    reasoning_content: Annotated[str | None, _IF_ANY] = None
-    reasoning: Annotated[str | None, _IF_ANY] = None
-    tool_calls: Annotated[list[AnsweredToolCall] | None, _IF_ANY] = None
+    reasoning_content: Annotated[str | None, IF_ANY] = None
+    reasoning: Annotated[str | None, IF_ANY] = None
+    tool_calls: Annotated[list[AnsweredToolCall] | None, IF_ANY] = None

@@ -117,7 +117,7 @@ def _message_format(
     if tools is None and reasoning is None:
         return None
     markers = (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ()))
-    hidden = special_tokens_in(markers, model.tokenizer)
+    hidden = _special_tokens_in(markers, model.tokenizer)
     return MessageFormat(
         reasoning=reasoning,
         starts_in_reasoning=_is_open(body, model, prompt),
@@ -130,7 +130,7 @@ def _message_format(
     )
 
 
-def special_tokens_in(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
+def _special_tokens_in(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
     """The special tokens whose text is part of one of these, with their ids."""
     joined = "\n".join(texts)
     return {text: token_id for text, token_id in tokenizer.special_ids_by_text.items() if text in joined}

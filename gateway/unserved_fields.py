@@ -38,7 +38,6 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "mm_processor_kwargs": _TEXT_ONLY,
         "prompt_embeds": _NO_TENSORS,
         "prompt_logprob_token_ids": "prompt_logprobs gives the likeliest tokens",
-        "prompt_logprobs": "",
         "repetition_detection": "repetition_penalty, stop and max_tokens bound an answer",
         "return_prompt_text": "echo repeats the prompt of a text completion",
         "return_token_offsets": "logprobs of text completions have text_offset",
@@ -50,18 +49,38 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "watermarking": "answers are not marked",
     }
 )
+# The same of the other APIs, beside those above.
+UNSERVED_IN_RESPONSES: Mapping[str, str] = MappingProxyType(
+    {
+        "conversation": "previous_response_id goes on from a stored response",
+        "prompt": "the server has no prompt templates",
+        "response_format": "use text.format",
+        "structured_outputs": "use text.format",
+    }
+)
+UNSERVED_IN_MESSAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "container": _NO_CODE,
+        "mcp_servers": "the server calls no others; the client can",
+        "response_format": "use output_config.format",
+        "structured_outputs": "use output_config.format",
+    }
+)
+_NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 # Besides these a field may ask for nothing by what would be the case anyway.
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
 _AS_IT_IS: Mapping[str, object] = MappingProxyType({"length_penalty": 1.0, "stream_interval": 1})
 _log = structlog.get_logger(__name__)
 
 
-def refuse_unserved(body: RequestModel) -> None:
-    """Raises InvalidRequest, naming the field and the reason."""
+def refuse_unserved(body: RequestModel, others: Mapping[str, str] = _NO_OTHERS) -> None:
+    """Raises InvalidRequest, naming the field and the reason. `others` are unserved fields of the body's own API."""
     extra = body.model_extra or {}
     for name, value in extra.items():
         if value in _NOTHING or value == _AS_IT_IS.get(name):
             continue
+        if name in others:
+            raise unserved(name, why=others[name])
         if name in RENAMED_FIELDS:
             raise unserved(name, why=f"use {RENAMED_FIELDS[name]}")
         if name in UNSERVED_FIELDS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Annotated, Any
 
@@ -316,15 +316,19 @@ Until = Annotated[int | None, _option("--until", "Stop after so many plans. Defa
 
 def takes_request_limits(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each of `RequestLimits` besides its own; their values are in its context."""
-    signature = inspect.signature(command, eval_str=True)
-    added = [
-        inspect.Parameter(
-            limit.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=limit.default,
-            annotation=Annotated[int, _option(flag_name(limit.name), limit.what)],
-        )
+    limits = [
+        (limit.name, Annotated[int, _option(flag_name(limit.name), limit.what)], limit.default)
         for limit in described_limits()
+    ]
+    return with_options(command, limits)
+
+
+def with_options(command: Callable[..., None], added: Iterable[tuple[str, Any, object]]) -> Callable[..., None]:
+    """The command with more options, each a name, an annotation and a default; their values are in its context."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in added
     ]
 
     @wraps(command)
@@ -332,7 +336,7 @@ def takes_request_limits(command: Callable[..., None]) -> Callable[..., None]:
         command(**{name: value for name, value in params.items() if name in signature.parameters})
 
     # Where typer looks for the options.
-    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *added])
+    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *parameters])
     return run
 
 

@@ -59,6 +59,7 @@ class TemplateTraits:
 
 
 def probe(render: Render) -> TemplateTraits:
+    """A template that refuses a sample does not show what is in it."""
     prober = _Prober(render)
     tools = prober.shows([_USER], "probe_tool", tools=[_TOOL])
     offered = [_TOOL] if tools else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.anthropic.schemas import Block, Message, MessagesRequest, PromptFields, Tool
+from gateway.anthropic.schemas import Block, Message, MessagesRequest, OutputConfig, PromptFields, Tool
 from gateway.chat_request import chat_request
 from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from pageloom.errors import InvalidRequest
@@ -15,6 +15,7 @@ from pageloom.errors import InvalidRequest
 # What fields of the chat request are called here, for errors.
 FIELD_NAMES = {
     "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
 }
@@ -47,8 +48,10 @@ def _generation_fields(body: MessagesRequest) -> dict[str, Any]:
         "top_p": body.top_p,
         "top_k": body.top_k,
     }
-    output = body.output_config
-    if output is not None and output.format is not None:
+    output = body.output_config or OutputConfig()
+    if output.effort is not None:
+        fields["reasoning_effort"] = output.effort
+    if output.format is not None:
         schema = {"name": "output", "schema": output.format.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields

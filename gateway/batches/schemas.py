@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.request_model import RequestModel
+from gateway.request_model import Metadata, RequestModel
 
 MAX_LIFETIME_S = 30 * 86_400
-MAX_METADATA_ITEMS, MAX_METADATA_KEY_CHARS, MAX_METADATA_CHARS = 16, 64, 512
 
 Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -52,16 +51,7 @@ class CreateBatchRequest(RequestModel):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)],
-                Annotated[str, Field(max_length=MAX_METADATA_CHARS)],
-            ],
-            Field(max_length=MAX_METADATA_ITEMS),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 

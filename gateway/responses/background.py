@@ -16,6 +16,7 @@ from gateway.stream import shown_error
 def start_in_background(
     gateway: Gateway, store: ResponseStore, stored: StoredResponse, job: Job, encoder: ResponseEncoder
 ) -> None:
+    """Its task is the stored response's, for as long as that is kept."""
     stored.append(encoder.begin())
     stored.response = encoder.response
     stored.task = asyncio.create_task(_run(gateway, store, stored, job, encoder), name=f"response {stored.id}")

@@ -20,6 +20,7 @@ _SAME_FIELDS = (
 FIELD_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }

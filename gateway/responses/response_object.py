@@ -25,10 +25,8 @@ class ResponseDraft:
         self._asked = _asked(body)
         self._error: dict[str, Any] | None = None
         self._finish: Finish | None = None
-        self._num_reasoning_tokens = 0
 
     def take(self, delta: ChoiceDelta) -> None:
-        self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.finish is not None:
             self._finish = delta.finish
 
@@ -54,18 +52,19 @@ class ResponseDraft:
             "incomplete_details": reason,
             "model": self.model,
             "output": [dict(item) for item in items],
-            "usage": None if counts is None else self._usage(counts),
+            "usage": None if counts is None else _usage(counts),
             **self._asked,
         }
 
-    def _usage(self, counts: TokenCounts) -> dict[str, Any]:
-        return {
-            "input_tokens": counts.prompt,
-            "input_tokens_details": {"cached_tokens": counts.cached},
-            "output_tokens": counts.completion,
-            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
-            "total_tokens": counts.total,
-        }
+
+def _usage(counts: TokenCounts) -> dict[str, Any]:
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached},
+        "output_tokens": counts.completion,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
+        "total_tokens": counts.total,
+    }
 
 
 def _asked(body: ResponseRequest) -> Mapping[str, Any]:

@@ -6,14 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.request_model import RequestModel
-from gateway.schemas import MAX_CACHE_SALT_CHARS, MAX_TOP_LOGPROBS, NonEmptyString, NonEmptyStrings, TokenIds
+from gateway.request_model import Metadata, RequestModel
+from gateway.schemas import (
+    MAX_TOP_LOGPROBS,
+    CacheSalt,
+    NonEmptyString,
+    NonEmptyStrings,
+    Priority,
+    Seed,
+    TemplateVariables,
+    TokenIds,
+)
 
-MAX_METADATA_ENTRIES, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
-
-MetadataKey = Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)]
-MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)]
 
 
 class InputPart(RequestModel):
@@ -77,7 +82,7 @@ class ResponseRequest(RequestModel):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled", "auto"] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA_ENTRIES)] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     # vLLM's.
     top_k: int | None = None
@@ -85,10 +90,10 @@ class ResponseRequest(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed | None = None
     stop: NonEmptyString | NonEmptyStrings | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    chat_template_kwargs: TemplateVariables | None = None

@@ -13,16 +13,17 @@ from gateway.field_names import renamed_fields
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
-from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED
+from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED_EVENTS
 from gateway.runtime import Gateway, GatewayDependency, generating
-from gateway.stream import EventStreamResponse
+from gateway.stream import EventStreamResponse, encode_whole
 from gateway.terms import Terms, read_terms
 from gateway.translate import translate_chat
+from gateway.unserved_fields import UNSERVED_IN_MESSAGES, refuse_unserved
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/messages", responses=STREAMED | ANTHROPIC_ERRORS)
+@router.post("/v1/messages", responses=STREAMED_EVENTS | ANTHROPIC_ERRORS)
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -31,10 +32,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     if body.stream:
         return EventStreamResponse(gateway, job, encoder.message_id, encoder)
     async with generating(gateway, request.scope, request.receive, encoder.message_id, job) as generation:
-        while (deltas := await generation.next_deltas()) is not None:
-            for delta in deltas:
-                encoder.encode(delta, None)
-    encoder.end(generation.counts)
+        await encode_whole(generation, encoder)
     return _json(encoder.message)
 
 
@@ -46,12 +44,9 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
+    refuse_unserved(body, UNSERVED_IN_MESSAGES)
     with renamed_fields(FIELD_NAMES):
-        job = await gateway.in_thread(
-            translate_chat, to_chat(body), terms, gateway.model, gateway.engine.require_model()
-        )
-        await gateway.check_grammar(job)
-    return job
+        return await gateway.job(translate_chat, to_chat(body), terms)
 
 
 def _json(body: object) -> Response:

@@ -15,7 +15,7 @@ from gateway.logprobs import chat_logprobs
 from gateway.message_deltas import assistant_message
 from gateway.middleware import record_of
 from gateway.prompt_logprobs import prompt_logprobs_json
-from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.routes.documentation import ERRORS, STREAMED_CHUNKS
 from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
 from gateway.sse import ChatChunkEncoder, ChunkFrame
@@ -27,13 +27,12 @@ from gateway.whole_answer import collect
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=STREAMED | ERRORS)
+@router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=STREAMED_CHUNKS | ERRORS)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
     terms = read_terms(request.headers, record_of(request.scope).started_s)
-    job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
-    await gateway.check_grammar(job)
+    job = await gateway.job(translate_chat, body, terms)
     answer_id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

@@ -15,7 +15,7 @@ from gateway.json_body import JsonRoute
 from gateway.logprobs import completion_logprobs
 from gateway.middleware import record_of
 from gateway.prompt_logprobs import prompt_logprobs_json
-from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.routes.documentation import ERRORS, STREAMED_CHUNKS
 from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
 from gateway.sse import ChunkFrame, CompletionChunkEncoder
@@ -27,13 +27,12 @@ from gateway.whole_answer import ChoiceAnswer, collect
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, responses=STREAMED | ERRORS)
+@router.post("/v1/completions", response_model=CompletionResponse, responses=STREAMED_CHUNKS | ERRORS)
 async def create_completion(body: CompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
     terms = read_terms(request.headers, record_of(request.scope).started_s)
-    job = await gateway.in_thread(translate_completion, body, terms, gateway.model, gateway.engine.require_model())
-    await gateway.check_grammar(job)
+    job = await gateway.job(translate_completion, body, terms)
     answer_id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

@@ -9,24 +9,31 @@ from gateway.schemas import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
 
-STREAMED: Responses = {
+# The schema of each event, as OpenAPI 3.2 has it.
+_EVENTS = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "required": ["data"],
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+        }
+    }
+}
+STREAMED_CHUNKS: Responses = {
     200: {
         "description": "The answer; with `stream`, server-sent events of its chunks and at last `data: [DONE]`.",
-        # The schema of each event, as OpenAPI 3.2 has it.
-        "content": {
-            "text/event-stream": {
-                "itemSchema": {
-                    "type": "object",
-                    "required": ["data"],
-                    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-                }
-            }
-        },
+        "content": _EVENTS,
+    }
+}
+STREAMED_EVENTS: Responses = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events with the names of their types.",
+        "content": _EVENTS,
     }
 }
 _DESCRIPTIONS = {
     400: "A field of the request is wrong; `param` names it.",
-    404: "The model does not exist.",
+    404: "What the path or a field names, such as the model, does not exist.",
     409: "The request_id is that of a request that still runs.",
     413: "The body is too large.",
     414: "The URL is too long.",

@@ -20,22 +20,23 @@ from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
-from gateway.routes.documentation import ERRORS, STREAMED
+from gateway.routes.documentation import ERRORS, STREAMED_EVENTS
 from gateway.runtime import Gateway, GatewayDependency, generating
-from gateway.schemas import ChatCompletionRequest
-from gateway.stream import EVENT_STREAM_HEADERS, EventStreamResponse
-from gateway.terms import Terms, read_terms
+from gateway.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
+from gateway.terms import read_terms
 from gateway.translate import translate_chat
+from gateway.unserved_fields import UNSERVED_IN_RESPONSES, refuse_unserved
 from pageloom.errors import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute)
 MAX_LISTED = 100
 
 
-@router.post("/v1/responses", responses=STREAMED | ERRORS)
+@router.post("/v1/responses", responses=STREAMED_EVENTS | ERRORS)
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
+    refuse_unserved(body, UNSERVED_IN_RESPONSES)
     if body.background and gateway.config.max_stored_responses == 0:
         raise InvalidRequest("background is not possible: this server stores no responses", param="background")
     if body.background and body.store is False:
@@ -43,7 +44,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     conversation = _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
-        job = await _job(gateway, to_chat(body, conversation), terms)
+        job = await gateway.job(translate_chat, to_chat(body, conversation), terms)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
     if body.background:
@@ -55,7 +56,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     return await _whole(gateway, request, job, encoder)
 
 
-@router.get("/v1/responses/{response_id}", responses=STREAMED | ERRORS)
+@router.get("/v1/responses/{response_id}", responses=STREAMED_EVENTS | ERRORS)
 async def retrieve_response(
     response_id: str,
     gateway: GatewayDependency,
@@ -106,12 +107,6 @@ def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
     return stored.next_conversation + items_of(body)
 
 
-async def _job(gateway: Gateway, body: ChatCompletionRequest, terms: Terms) -> Job:
-    job = await gateway.in_thread(translate_chat, body, terms, gateway.model, gateway.engine.require_model())
-    await gateway.check_grammar(job)
-    return job
-
-
 def _in_background(
     gateway: Gateway, conversation: list[InputItem], job: Job, encoder: ResponseEncoder, *, stream: bool
 ) -> Response:
@@ -123,10 +118,7 @@ def _in_background(
 
 async def _whole(gateway: Gateway, request: Request, job: Job, encoder: ResponseEncoder) -> Response:
     async with generating(gateway, request.scope, request.receive, encoder.response_id, job) as generation:
-        while (deltas := await generation.next_deltas()) is not None:
-            for delta in deltas:
-                encoder.encode(delta, None)
-    encoder.end(generation.counts)
+        await encode_whole(generation, encoder)
     return _json(encoder.response)
 
 

@@ -115,10 +115,10 @@ async def test_values_of_other_types_are_left_to_the_request_models(bound: Any):
 
 async def test_the_check_takes_no_time_for_what_it_refuses():
     huge = [USER] * 1_000_000
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(Exception, match="messages has 1000000 messages; at most 2048 are accepted"):
         check_limits({"messages": huge}, RequestLimits())
-    assert time.perf_counter() - started < 0.01
+    assert time.thread_time() - started < 0.01
 
 
 @pytest.mark.parametrize("limit", described_limits(), ids=lambda limit: limit.name)

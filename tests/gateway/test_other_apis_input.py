@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.unserved_fields import UNSERVED_IN_MESSAGES, UNSERVED_IN_RESPONSES
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,7 +21,11 @@ ASKED: dict[str, dict[str, Any]] = {
         ("/v1/responses", {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ("/v1/responses", {"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
         ("/v1/responses", {"tools": [{"type": "function", "name": "f"}], "tool_choice": "always"}, "tool_choice"),
-        ("/v1/responses", {"reasoning": {"effort": "x" * 99}}, "reasoning_effort"),
+        ("/v1/responses", {"reasoning": {"effort": "x" * 99}}, "reasoning.effort"),
+        *(("/v1/responses", {name: "x"}, f"{name} is not served") for name in UNSERVED_IN_RESPONSES),
+        ("/v1/responses", {"use_beam_search": True}, "use_beam_search is not served"),
+        *(("/v1/messages", {name: "x"}, f"{name} is not served") for name in UNSERVED_IN_MESSAGES),
+        ("/v1/messages", {"output_config": {"effort": "x" * 99}}, "output_config.effort"),
         ("/v1/messages", {"tools": [{"name": ""}]}, "tools[0].name"),
         ("/v1/messages", {"tools": [{"name": "f"}], "tool_choice": {"type": "tool"}}, "tool_choice"),
         ("/v1/messages/count_tokens", {"tools": [{"name": "a b"}]}, "tools[0].name"),

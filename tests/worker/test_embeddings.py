@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +19,17 @@ from tests.kernels.cpu.libraries import INSTRUCTION_SETS
 from tests.kernels.cpu.libraries import load as load_library
 from tests.support.plan_driver import GREEDY, PlanDriver
 from tests.support.tiny_checkpoints import make_checkpoint
-from worker_svc.runner import ModelRunner, load_runner
+from tests.support.tiny_runner import POISON, load, make_prompts
 from worker_svc.slots import PlanError
 
-POISON = 13
-VOCAB_SIZE = 211
 LENGTHS = [1, 40, 131, 64, 7, 90, 2, 55]
 POOLINGS = [Pooling.last, Pooling.mean] * 4
-
-
-def load(folder: Path, **settings) -> ModelRunner:
-    limits = {"num_blocks": 40, "block_size": 32, "max_num_seqs": 8, "max_num_batched_tokens": 256, "num_threads": 1}
-    return load_runner(
-        WorkerConfig(**{"model": str(folder), "device": "cpu", **limits, **settings}), lambda _done, _total: None
-    )
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> tuple[Path, PreTrainedModel]:
     folder = tmp_path_factory.mktemp("tiny")
     return folder, make_checkpoint(folder)
-
-
-def make_prompts(lengths: list[int], seed: int = 5) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.choice([t for t in range(VOCAB_SIZE) if t != POISON]) for _ in range(length)] for length in lengths]
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from pageloom.config import WorkerConfig
 from pageloom.outputs import PromptLogprobs
 from pageloom.plan import Admission, BatchPlan
 from pageloom.sampling_params import SamplingParams
@@ -19,29 +17,14 @@ from tests.kernels.cpu.libraries import INSTRUCTION_SETS
 from tests.kernels.cpu.libraries import load as load_library
 from tests.support.plan_driver import PlanDriver
 from tests.support.tiny_checkpoints import make_checkpoint
+from tests.support.tiny_runner import POISON, VOCAB_SIZE, load, make_prompts
 from worker_svc import prompt_scores
-from worker_svc.runner import ModelRunner, load_runner
-
-POISON = 13
-VOCAB_SIZE = 211
-
-
-def load(folder: Path, **settings) -> ModelRunner:
-    limits = {"num_blocks": 40, "block_size": 32, "max_num_seqs": 8, "max_num_batched_tokens": 256, "num_threads": 1}
-    return load_runner(
-        WorkerConfig(**{"model": str(folder), "device": "cpu", **limits, **settings}), lambda _done, _total: None
-    )
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> tuple[Path, PreTrainedModel]:
     folder = tmp_path_factory.mktemp("tiny")
     return folder, make_checkpoint(folder)
-
-
-def make_prompts(lengths: list[int], seed: int = 5) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.choice([t for t in range(VOCAB_SIZE) if t != POISON]) for _ in range(length)] for length in lengths]
 
 
 def asking(num_top: int | None, **fields) -> SamplingParams:
