@@ -117,6 +117,8 @@ def describe(call: RecordedCall) -> str:
 def _described_request(call: RecordedCall) -> str:
     request = call.submit
     text = f"submit {request.request_id}: {len(request.prompt_token_ids)} prompt tokens"
+    if request.pooling:
+        return f"{text}, pooled"
     if request.sampling.HasField("max_tokens"):
         text += f", max_tokens {request.sampling.max_tokens}"
     for name in ("n", "priority", "tenant", "deadline_s", "wait_for_tokens"):

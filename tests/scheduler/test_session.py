@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ from pageloom.outputs import (
     TokenLogprobs,
     TokensGenerated,
 )
-from pageloom.requests import GenerateRequest
+from pageloom.requests import EngineInfo, GenerateRequest
 from pageloom.rpc.v1 import engine_pb2, engine_pb2_grpc
 from pageloom.rpc_channel import create_server, open_channel
 from pageloom.sampling_params import SamplingParams
@@ -40,6 +41,7 @@ from scheduler_svc import session_outbox
 from scheduler_svc.engine_service import EngineService
 from scheduler_svc.outbox import Reader
 from scheduler_svc.session_outbox import SessionOutbox
+from tests.support.paper_model import PAPER_MODEL
 from tests.support.puppet_driver import PuppetDriver, engine_server
 
 SCORED = TokenLogprobs(-1.0, (5,), (-1.0,))
@@ -512,13 +514,20 @@ async def test_timelines_and_the_drain_of_a_worker(driver: PuppetDriver, client:
 
 
 class PromptDriver(PuppetDriver):
-    """Answers every request at once, with two tokens."""
+    """Answers every request at once, with two tokens or with a vector."""
+
+    def info(self) -> EngineInfo:
+        return replace(super().info(), model=PAPER_MODEL)
 
     def submit(self, request: GenerateRequest, reader: Reader) -> None:
         super().submit(request, reader)
         asyncio.get_running_loop().call_soon(self._answer, request, reader)
 
     def _answer(self, request: GenerateRequest, reader: Reader) -> None:
+        if request.pooling is not None:
+            assert request.pooling is PAPER_MODEL.pooling
+            reader.put_finished(replace(ended(0, 0), embedding=struct.pack("<2f", 3, 4)))
+            return
         timeline = Timeline(
             waits=(Wait(reason=WaitReason.SLOTS, start_s=0.0, behind_request_ids=("other",)),),
             runs=(Run(worker_id="w", start_s=0.25),),
@@ -533,7 +542,7 @@ class PromptDriver(PuppetDriver):
 async def test_the_examples_of_the_docs_run():
     text = (Path(__file__).parents[2] / "docs/grpc.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     driver = PromptDriver()
     async with engine_server(driver) as address:
         code = "\n".join(examples).replace("127.0.0.1:50051", address)
@@ -546,6 +555,7 @@ async def test_the_examples_of_the_docs_run():
         "2 FINISH_REASON_LENGTH [260, 30] 0.500 s to the first",
         "[260, 30]",
         "ends with FINISH_REASON_LENGTH",
+        "2 [0.6, 0.8]",
         "0.000 s: waited WAIT_REASON_SLOTS ['other']",
         "0.250 s: ran on w, 0 steps, 0 held",
         "['known']",
