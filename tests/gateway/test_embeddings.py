@@ -15,6 +15,7 @@ import pytest
 from pageloom.outputs import FinishReason, GenerateEvent
 from pageloom.policies import Pooling
 from pageloom.requests import GenerateRequest
+from tests.gateway.test_batches import begin, content, end
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import MODEL, finished
 
@@ -205,6 +206,14 @@ class TestRefusals:
         with pytest.raises(httpx.ReadTimeout):
             await server.http.post("/v1/embeddings", json={"model": MODEL_NAME, "input": [[5], [6]]}, timeout=0.3)
         await server.engine.until(lambda: len(server.engine.closed) == 2)
+
+
+async def test_in_a_batch(server: GatewayServer):
+    body = {"model": MODEL_NAME, "input": [5, 6]}
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    batch = await end(server, (await begin(server, asked, endpoint="/v1/embeddings")).id)
+    (answer,) = await content(server, batch.output_file_id)
+    assert answer["response"]["body"]["data"][0]["embedding"] == unit(2, 5, 0, 4)
 
 
 async def test_metrics(server: GatewayServer):
