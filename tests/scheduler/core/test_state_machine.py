@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from pageloom.policies import SchedulingPolicy
+from pageloom.policies import Pooling, SchedulingPolicy
 from tests.scheduler.core.builders import make_limits, make_request
 from tests.scheduler.core.paper_world import PaperWorld
 from tests.support.paper_model import paper_hello
@@ -52,6 +52,13 @@ class CoreMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from((None, 1)),
     )
     def submit(self, stem: tuple[int, ...], prompt_len: int, **fields: Any) -> None:
+        self._submit(stem, prompt_len, **fields)
+
+    @rule(stem=st.sampled_from(STEMS), prompt_len=st.integers(1, 16), pooling=st.sampled_from(Pooling))
+    def pool(self, stem: tuple[int, ...], prompt_len: int, pooling: Pooling) -> None:
+        self._submit(stem, prompt_len, pooling=pooling)
+
+    def _submit(self, stem: tuple[int, ...], prompt_len: int, **fields: Any) -> None:
         request_id = f"r{len(self.world.streams)}"
         self.world.submit(make_request(request_id, prompt=stem[:prompt_len], include_timeline=True, **fields))
 
