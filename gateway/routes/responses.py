@@ -111,6 +111,7 @@ def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
 def _in_background(
     gateway: Gateway, conversation: list[InputItem], job: Job, encoder: ResponseEncoder, *, stream: bool
 ) -> Response:
+    gateway.responses.require_room()
     stored = gateway.responses.add(encoder.response, conversation)
     queued = encoder.response
     start_in_background(gateway, gateway.responses, stored, job, encoder)
