@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
+import subprocess
 import sys
 from collections import OrderedDict
 from contextlib import suppress
@@ -152,7 +154,7 @@ class _GrammarProcess:
     """A running `grammar_process.py`. It ends when its input does, so it does not outlive us."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, requests: asyncio.StreamWriter, answers: asyncio.StreamReader
+        self, process: subprocess.Popen[bytes], requests: asyncio.StreamWriter, answers: asyncio.StreamReader
     ) -> None:
         self._process = process
         self._requests = requests
@@ -162,22 +164,15 @@ class _GrammarProcess:
 
     @classmethod
     async def start(cls) -> Self:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.grammar_process", str(MAX_COMPILE_S)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # What a crash says there is of the grammar, not of us.
-            stderr=asyncio.subprocess.DEVNULL,
-            # A Ctrl-C in the terminal is for the gateway, which drains first.
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        return cls(process, process.stdin, process.stdout)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.to_thread(_spawn, theirs)
+        answers, requests = await asyncio.open_unix_connection(sock=ours)
+        return cls(process, requests, answers)
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None and not self._answers.at_eof()
+        return self._process.poll() is None and not self._answers.at_eof()
 
     async def load(self, vocabulary: bytes) -> None:
         await self._ask(vocabulary)
@@ -190,10 +185,9 @@ class _GrammarProcess:
             demotion.cancel()
 
     async def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
         self._requests.close()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.wait)
 
     def _demote(self) -> None:
         self.demoted = True
@@ -201,10 +195,27 @@ class _GrammarProcess:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, DEMOTED_NICENESS)
 
     async def _ask(self, payload: bytes) -> bytes:
+        if self._requests.is_closing():
+            # Otherwise uvloop would call it another kind of error.
+            raise BrokenPipeError
         self._requests.write(encode_frame(payload))
         await self._requests.drain()
         header = await self._answers.readexactly(HEADER_BYTES)
         return await self._answers.readexactly(payload_len(header))
+
+
+def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Not by the event loop's own function: uvloop's forks, and gRPC's threads crash one such child in twenty before it
+    becomes another program. Here it is vfork, of which they hear nothing."""
+    return subprocess.Popen(
+        (sys.executable, "-m", "gateway.grammar_process", str(MAX_COMPILE_S)),
+        stdin=connection.fileno(),
+        stdout=connection.fileno(),
+        # What a crash says there is of the grammar, not of us.
+        stderr=subprocess.DEVNULL,
+        # A Ctrl-C in the terminal is for the gateway, which drains first.
+        start_new_session=True,
+    )
 
 
 def _vocabulary(tokenizer: Tokenizer) -> bytes:

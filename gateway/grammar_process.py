@@ -1,5 +1,5 @@
 """`python -m gateway.grammar_process`: compiles grammars, one at a time, and says what is wrong with each. A process
-of its own, because a compilation cannot be stopped otherwise; `grammar_compiler.py` is the other end of its pipes."""
+of its own, because a compilation cannot be stopped otherwise; `grammar_compiler.py` is at the other end."""
 
 from __future__ import annotations
 

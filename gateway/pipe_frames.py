@@ -1,4 +1,4 @@
-"""How the gateway and its grammar processes write messages into a pipe: a length, then so many bytes."""
+"""How the gateway and its grammar processes write messages to each other: a length, then so many bytes."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import orjson
 
 from gateway.errors import NotFound
 from gateway.responses.schemas import InputItem
+from pageloom.errors import Overloaded
 
 
 class StoredResponse:
@@ -87,6 +88,11 @@ class ResponseStore:
     @property
     def num_bytes(self) -> int:
         return sum(self._bytes.values())
+
+    def require_room(self) -> None:
+        """For one more that runs in the background. Raises Overloaded if all that can be stored have yet to end."""
+        if sum(not stored.ended for stored in self._stored.values()) >= self._max_responses:
+            raise Overloaded(f"{self._max_responses} responses run in the background, which is the most")
 
     def add(self, response: dict[str, Any], conversation: Sequence[InputItem]) -> StoredResponse:
         stored = StoredResponse(response, conversation, self._clock())

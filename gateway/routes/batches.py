@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from gateway.batches.pages import Direction, page_of
 from gateway.batches.schemas import BatchList, BatchObject, CreateBatchRequest
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
+from gateway.pages import Direction, page_of
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency
 from gateway.terms import read_terms

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Form, Query, UploadFile
 from starlette.responses import FileResponse, Response
 
-from gateway.batches.pages import Direction, page_of
 from gateway.batches.schemas import MAX_LIFETIME_S, FileDeleted, FileList, FileObject, Purpose
+from gateway.pages import Direction, page_of
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency
 from gateway.upload import UploadRoute

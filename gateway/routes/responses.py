@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request
@@ -14,6 +14,7 @@ from gateway.field_names import renamed_fields
 from gateway.job import Job
 from gateway.json_body import JsonRoute
 from gateway.middleware import record_of
+from gateway.pages import Direction
 from gateway.responses.background import cancel, start_in_background
 from gateway.responses.conversion import FIELD_NAMES, items_of, to_chat
 from gateway.responses.encoder import ResponseEncoder
@@ -92,7 +93,7 @@ async def list_input_items(
     gateway: GatewayDependency,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
-    order: Literal["asc", "desc"] = "desc",
+    order: Direction = "desc",
 ) -> Response:
     stored = gateway.responses.get(response_id)
     return _json(listed_items(stored, after=after, limit=limit, order=order))
@@ -110,6 +111,7 @@ def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
 def _in_background(
     gateway: Gateway, conversation: list[InputItem], job: Job, encoder: ResponseEncoder, *, stream: bool
 ) -> Response:
+    gateway.responses.require_room()
     stored = gateway.responses.add(encoder.response, conversation)
     queued = encoder.response
     start_in_background(gateway, gateway.responses, stored, job, encoder)

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def processes() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "gateway.grammar_process" in child.cmdline()]
+    """One that has ended and was not waited for is none."""
+    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in running if "gateway.grammar_process" in child.cmdline()]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from gateway.errors import NotFound
 from gateway.responses.schemas import InputItem
 from gateway.responses.store import ResponseStore
+from pageloom.errors import Overloaded
 
 
 def response(number: int, status: str = "completed", text: str = "") -> dict[str, object]:
@@ -62,3 +63,13 @@ def test_one_that_runs_is_kept_and_counted_when_it_has_ended():
     running.end(response(1))
     store.count(running)
     assert len(store) <= 1
+
+
+def test_no_more_run_in_the_background_than_can_be_stored():
+    store, _ = make(max_responses=2)
+    store.add(response(1, "in_progress"), [])
+    ended = store.add(response(2, "queued"), [])
+    with pytest.raises(Overloaded, match="2 responses run in the background"):
+        store.require_room()
+    ended.end(response(2))
+    store.require_room()

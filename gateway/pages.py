@@ -1,4 +1,4 @@
-"""Lists of files and batches, page by page: `after` is the id of the last one seen."""
+"""Lists of files, batches and input items, page by page: `after` is the id of the last one seen."""
 
 from __future__ import annotations
 
