@@ -57,7 +57,8 @@ def to_chat(body: ResponseRequest, items: Sequence[InputItem]) -> ChatCompletion
 
 
 def messages_of(items: Sequence[InputItem]) -> list[ChatMessage]:
-    """Function calls belong to the assistant's message before them, reasoning to the one after it."""
+    """Function calls belong to the assistant's message before them, reasoning to the one after it. A call that was
+    cut off has no whole arguments, and nobody answers it."""
     messages: list[ChatMessage] = []
     reasoning: str | None = None
     for index, item in enumerate(items):
@@ -67,6 +68,8 @@ def messages_of(items: Sequence[InputItem]) -> list[ChatMessage]:
         elif item.type == "message":
             messages.append(_message(item, reasoning, where))
             reasoning = None
+        elif item.type == "function_call" and item.status == "incomplete":
+            continue
         elif item.type == "function_call":
             if not messages or messages[-1].role != "assistant" or reasoning is not None:
                 messages.append(ChatMessage(role="assistant", reasoning_content=reasoning, tool_calls=[]))

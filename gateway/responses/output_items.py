@@ -36,11 +36,11 @@ class OutputItems:
         for call in delta.tool_calls:
             yield from self._grow_call(call)
 
-    def finish(self) -> Iterator[Event]:
-        """An answer without anything in it is an empty message."""
+    def finish(self, *, cut_off: bool = False) -> Iterator[Event]:
+        """An answer without anything in it is an empty message. `cut_off`: the last item may be so in the middle."""
         if not self.items:
             yield from self._open_message()
-        yield from self._close()
+        yield from self._close("incomplete" if cut_off else "completed")
 
     def _grow_reasoning(self, text: str) -> Iterator[Event]:
         if self._open != ("reasoning", 0):
@@ -78,7 +78,7 @@ class OutputItems:
         self.items.append(item | {"status": "in_progress"})
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(self.items[-1])}
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self, status: str = "completed") -> Iterator[Event]:
         if self._open is None:
             return
         kind, text, item = self._open[0], "".join(self._text), self.items[-1]
@@ -93,7 +93,7 @@ class OutputItems:
             item["content"] = [_text_part(text, self._logprobs)]
             yield self._part_event("response.output_text.done", text=text, logprobs=self._logprobs)
             yield self._part_event("response.content_part.done", part=_text_part(text, self._logprobs))
-        item["status"] = "completed"
+        item["status"] = status
         self._open = None
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
 

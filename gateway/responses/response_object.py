@@ -30,8 +30,12 @@ class ResponseDraft:
         if delta.finish is not None:
             self._finish = delta.finish
 
+    @property
+    def is_cut_off(self) -> bool:
+        return self._finish == "length"
+
     def end(self) -> None:
-        self.status = "incomplete" if self._finish == "length" else "completed"
+        self.status = "incomplete" if self.is_cut_off else "completed"
 
     def fail(self, error: PageloomError) -> None:
         self.status = "failed"

@@ -88,7 +88,7 @@ async def test_events_are_numbered_and_add_up(gateway: GatewayServer):
     assert "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta") == "one two three"
     last = told[-1]["response"]
     assert last["output"][0]["content"][0]["text"] == "one two three"
-    assert last["output"][0]["status"] == "completed"
+    assert last["output"][0]["status"] == "incomplete"
     assert told[0]["response"]["output"] == []
     assert len({event["item_id"] for event in told if "item_id" in event}) == 1
 
@@ -158,6 +158,21 @@ async def test_a_call_is_an_item_of_its_own(gateway: GatewayServer):
     answered = {"type": "function_call_output", "call_id": call["call_id"], "output": "drizzle"}
     await post(gateway, input=[answered], previous_response_id=told[-1]["response"]["id"], tools=[TOOL])
     assert prompt_of(gateway).index("<tool_call>") < prompt_of(gateway).index("drizzle")
+
+
+async def test_a_call_that_was_cut_off_is_left_out_of_the_next_turn(gateway: GatewayServer):
+    whole = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    cut = '<tool_call>{"name": "weather", "arguments": {"city": "Bergen"'
+    gateway.engine.script = says(gateway.encode(f"{whole}\n{cut}"))
+    made = await post(gateway, tools=[TOOL], max_output_tokens=200)
+    assert [(item["type"], item["status"]) for item in made["output"]] == [
+        ("function_call", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    answered = {"type": "function_call_output", "call_id": made["output"][0]["call_id"], "output": "drizzle"}
+    await post(gateway, input=[answered], previous_response_id=made["id"], tools=[TOOL])
+    assert "Oslo" in prompt_of(gateway)
+    assert "Bergen" not in prompt_of(gateway)
 
 
 async def test_thinking_is_an_item_of_its_own(served_model: ServedModel):
