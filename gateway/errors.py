@@ -47,6 +47,8 @@ _SIZE_ERRORS = {
     "string_too_long": "must have at most {max_length} characters",
 }
 _TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
+# The value fits one of the types that a field takes, and a part of it is wrong.
+_ERRORS_OF_PARTS = frozenset({"missing", "literal_error", "string_pattern_mismatch"})
 
 
 class NotFound(RequestError):
@@ -182,13 +184,18 @@ def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     if len(loc) <= 1:
         return InvalidRequest("the request body must be a JSON object")
     field = _path(loc)
+    accepted = ACCEPTED_TYPES.get(field.rpartition(".")[2]) or ACCEPTED_TYPES.get(str(loc[1]))
+    part = _path(loc, into_unions=True)
+    if accepted is not None and (kind in _TYPE_ERRORS or (kind == "literal_error" and part == field)):
+        return InvalidRequest(f"{field} must be {accepted}", param=field)
+    if kind in _ERRORS_OF_PARTS:
+        field = part
     if kind == "missing":
         return InvalidRequest(f"{field} is required", param=field)
     if kind in _SIZE_ERRORS:
-        return InvalidRequest(f"{field} {_SIZE_ERRORS[kind].format(**error['ctx'])}", param=field)
-    accepted = ACCEPTED_TYPES.get(field.rpartition(".")[2]) or ACCEPTED_TYPES.get(str(loc[1]))
-    if accepted is not None and kind in _TYPE_ERRORS:
-        return InvalidRequest(f"{field} must be {accepted}", param=field)
+        # Of a mapping that is too large pydantic does not tell how large it is.
+        sizes = {name: "too many" if value is None else value for name, value in error["ctx"].items()}
+        return InvalidRequest(f"{field} {_SIZE_ERRORS[kind].format(**sizes)}", param=field)
     if message.startswith("Input "):
         return InvalidRequest(field + message.removeprefix("Input"), param=field)
     return InvalidRequest(f"{field}: {message}", param=field)
@@ -202,15 +209,16 @@ def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return next((error for error in of_field if error["type"] not in _TYPE_ERRORS), errors[0])
 
 
-def _path(loc: Sequence[str | int]) -> str:
-    """("body", "messages", 0, "content", "list[ContentPart]", 1) -> "messages[0].content"."""
+def _path(loc: Sequence[str | int], *, into_unions: bool = False) -> str:
+    """("body", "messages", 0, "content", "list[ContentPart]", 1) -> "messages[0].content", or "messages[0].content[1]"
+    with `into_unions`."""
     path = ""
     for part in loc[1:]:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part.isidentifier() and part not in _UNION_MEMBERS:
             path += f".{part}" if path else part
-        else:
+        elif not into_unions:
             # From here on the location is inside one member of a union.
             break
     return path

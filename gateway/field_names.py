@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
+from pydantic import ValidationError
+
+from gateway.errors import invalid_request
 from pageloom.errors import RequestError
+
+# Elsewhere a tool is itself what a chat has one level deeper.
+_FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function)?\.(\w+)")
 
 
 @contextmanager
 def renamed_fields(names: Mapping[str, str]) -> Generator[None]:
-    """Errors that name a field of `names`, or a part of one, name that which the caller has sent instead."""
+    """Errors that name a field of `names`, or a part of one, name that which the caller has sent instead; "tools[].x"
+    is a field of any tool. A chat request that is not valid is such an error."""
     try:
         yield
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise _renamed(invalid_request(errors), names) from None
     except RequestError as error:
-        found = [name for name in names if error.param is not None and _is_part_of(error.param, name)]
-        if error.param is None or not found:
-            raise
+        raise _renamed(error, names) from None
+
+
+def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    if error.param is None:
+        return error
+
+    def of_tool(match: re.Match[str]) -> str:
+        return f"{match[1]}.{names.get(f'tools[].{match[2]}', match[2])}"
+
+    message, param = _FUNCTION.sub(of_tool, error.message), _FUNCTION.sub(of_tool, error.param)
+    found = [name for name in names if _is_part_of(param, name)]
+    if found:
         name = max(found, key=len)
-        message = error.message.replace(name, names[name])
-        raise type(error)(message, param=names[name] + error.param[len(name) :]) from None
+        message, param = message.replace(name, names[name]), names[name] + param[len(name) :]
+    return error if param == error.param else type(error)(message, param=param)
 
 
 def _is_part_of(param: str, name: str) -> bool:

@@ -53,9 +53,13 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
 UNSERVED_IN_RESPONSES: Mapping[str, str] = MappingProxyType(
     {
         "conversation": "previous_response_id goes on from a stored response",
+        "max_tokens": "use max_output_tokens",
+        "messages": "use input",
+        "n": "a response is one answer",
         "prompt": "the server has no prompt templates",
         "response_format": "use text.format",
         "structured_outputs": "use text.format",
+        **dict.fromkeys(RENAMED_FIELDS, "use text.format"),
     }
 )
 UNSERVED_IN_MESSAGES: Mapping[str, str] = MappingProxyType(
@@ -69,7 +73,7 @@ UNSERVED_IN_MESSAGES: Mapping[str, str] = MappingProxyType(
 _NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 # Besides these a field may ask for nothing by what would be the case anyway.
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
-_AS_IT_IS: Mapping[str, object] = MappingProxyType({"length_penalty": 1.0, "stream_interval": 1})
+_AS_IT_IS: Mapping[str, object] = MappingProxyType({"length_penalty": 1.0, "n": 1, "stream_interval": 1})
 _log = structlog.get_logger(__name__)
 
 

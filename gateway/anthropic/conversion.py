@@ -16,6 +16,7 @@ from pageloom.errors import InvalidRequest
 FIELD_NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
+    "tools[].parameters": "input_schema",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
 }
@@ -113,15 +114,16 @@ def _text(content: str | Sequence[Block] | None, where: str) -> str:
 
 
 def _block_text(block: Block, where: str) -> str:
+    if block.type == "text" and block.text is None:
+        raise InvalidRequest(f"{where}.text is required", param=f"{where}.text")
     if block.type != "text" or block.text is None:
         raise InvalidRequest(f"{where} is of type {block.type[:40]!r}; only text is supported here", param=where)
     return block.text
 
 
 def _tools(body: PromptFields) -> dict[str, Any]:
-    if not body.tools:
-        return {}
-    fields: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]}
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
+    fields: dict[str, Any] = {"tools": tools or None}
     choice = body.tool_choice
     if choice is None:
         return fields

@@ -152,11 +152,12 @@ def _tools(body: ResponseRequest) -> dict[str, Any]:
             if not isinstance(tool.get("name"), str):
                 raise InvalidRequest(f"tools[{index}].name is required", param=f"tools[{index}].name")
             functions.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
-    if not functions:
-        return {}
     choice = body.tool_choice
+    if not functions and not isinstance(choice, dict):
+        # There is nothing that a choice of "required" could mean.
+        return {"tool_choice": choice}
     if isinstance(choice, dict):
         if choice.get("type") != "function":
             raise InvalidRequest("tool_choice must be none, auto, required, or name a function", param="tool_choice")
         choice = {"type": "function", "function": {"name": choice.get("name")}}
-    return {"tools": functions, "tool_choice": choice}
+    return {"tools": functions or None, "tool_choice": choice}

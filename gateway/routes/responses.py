@@ -102,7 +102,8 @@ async def list_input_items(
 def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
     if body.previous_response_id is None:
         return items_of(body)
-    stored = gateway.responses.get(body.previous_response_id)
+    with renamed_fields({"response_id": "previous_response_id"}):
+        stored = gateway.responses.get(body.previous_response_id)
     if not stored.ended:
         raise InvalidRequest("the previous response has not ended yet", param="previous_response_id")
     return stored.next_conversation + items_of(body)

@@ -161,6 +161,19 @@ async def test_tokens_are_counted(gateway: GatewayServer):
             "output_config.format",
         ),
         ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "invalid_request_error", "tools[0].type"),
+        ({"tools": [{"name": "a b"}]}, "invalid_request_error", "tools[0].name: String should match"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "array"}}], "tool_choice": {"type": "any"}},
+            "invalid_request_error",
+            "tools[0].input_schema must be the schema of an object",
+        ),
+        ({"tool_choice": {"type": "any"}}, "invalid_request_error", "there are no tools"),
+        ({"mcp_servers": [{"url": "x"}]}, "invalid_request_error", "mcp_servers is not served"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "invalid_request_error",
+            "messages[0].content[0].text is required",
+        ),
     ],
 )
 async def test_errors_have_the_shape_that_anthropics_clients_read(gateway: GatewayServer, fields, kind, message):

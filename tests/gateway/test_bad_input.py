@@ -109,7 +109,7 @@ CHAT = [
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [*USER, {"role": "user", "content": 5}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]},
         "messages[0].tool_calls[0].function.arguments",

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors import invalid_request
-from gateway.schemas import CompletionRequest
+from gateway.schemas import ChatCompletionRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,20 @@ def test_message(field: str, value: object, words: str):
     error = invalid_request(errors)
     assert error.message.startswith(words), error.message
     assert (error.param or "").startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "words"),
+    [
+        ("chat_template_kwargs", "x", "chat_template_kwargs", "must be an object whose values"),
+        ("tool_choice", "any", "tool_choice", "must be none, auto, required, or an object that names a function"),
+        ("tool_choice", {"type": "function"}, "tool_choice", "must be none, auto, required, or an object that names"),
+        ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type", "is required"),
+    ],
+)
+def test_message_of_a_chat(field: str, value: object, param: str, words: str):
+    with pytest.raises(ValidationError) as caught:
+        ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user"}], field: value})
+    error = invalid_request([{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()])
+    assert error.param == param
+    assert error.message.startswith(f"{param} {words}")
