@@ -29,7 +29,6 @@ ACCEPTED_TYPES: Mapping[str, str] = {
     "tool_choice": "none, auto, required, or an object that names a function",
     "arguments": "a JSON object as a string",
     "chat_template_kwargs": "an object whose values are strings, numbers, booleans or null",
-    "input": "a string or a list of items",
 }
 
 # fail_fast: a list of a million wrong items must not become a million errors.

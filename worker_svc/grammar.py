@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from pageloom.errors import InvalidRequest, ModelLoadError
@@ -21,6 +22,12 @@ log = structlog.get_logger()
 
 _MAX_CACHED_GRAMMARS = 64
 _MAX_MESSAGE_CHARS = 500
+# What may come next is found in well under a millisecond. A grammar in which a text can be read in very many ways takes
+# ever longer, which llguidance does not count, and everyone else in the batch waits for it.
+_SLOW_S = 0.025
+_MAX_SLOW_IN_TURN = 16
+# With each more of them a batch may take so much longer before it is looked into which ones are slow.
+_USUAL_S = 0.001
 
 
 class Vocabulary(TokenizerWrapper):
@@ -56,6 +63,7 @@ class Grammars:
         self._executor = LLExecutor(num_threads)
         self._limits = LLParserLimits(**GRAMMAR_LIMITS)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._timed = False
 
     def match(self, grammar: str, output_token_ids: Sequence[int]) -> Match:
         """Where an output that has to match `grammar` is after these tokens. Raises InvalidRequest."""
@@ -68,10 +76,19 @@ class Grammars:
     def fill(self, matches: Sequence[tuple[Match, int]], bits: NDArray[np.int32]) -> None:
         """Writes for each match, into the row of `bits` [rows, vocab / 32] that is given with it, which tokens may
         come next: bit i of element j for token 32 j + i. It means nothing where there is a problem."""
-        fill_next_token_bitmask_par(self._executor, [(match.matcher, row) for match, row in matches], bits)
+        begin_s = time.perf_counter()
+        if self._timed:
+            for match, row in matches:
+                match.fill_timed(bits, row)
+        else:
+            fill_next_token_bitmask_par(self._executor, [(match.matcher, row) for match, row in matches], bits)
+        # After a slow one each of the next is timed alone, to tell whose it is.
+        self._timed = time.perf_counter() - begin_s > _SLOW_S + _USUAL_S * len(matches)
 
     def problem(self, match: Match) -> str:
         """Why an output cannot go on, which it never will again; empty if it can."""
+        if match.num_slow >= _MAX_SLOW_IN_TURN:
+            return "the grammar cannot be followed any further: it is so ambiguous that each token takes too long"
         if not match.matcher.is_error():
             return ""
         # All copies share a lexer, whose states count as they are found: one that has too many is of no more use.
@@ -92,12 +109,19 @@ class Grammars:
         return matcher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Match:
-    """How far one output is in its grammar."""
+    """How far one output is in its grammar. `num_slow` of its latest masks in turn took too long."""
 
     grammar: str
     matcher: LLMatcher
+    num_slow: int = 0
+
+    def fill_timed(self, bits: NDArray[np.int32], row: int) -> None:
+        """By the processor's time, so that a busy machine is no reason to give an output up."""
+        begin_s = time.thread_time()
+        fill_next_token_bitmask(self.matcher, bits, row)
+        self.num_slow = self.num_slow + 1 if time.thread_time() - begin_s > _SLOW_S else 0
 
     def take(self, token_id: int) -> None:
         """The output's next token. What comes after the end of the grammar does not matter: the output has ended."""

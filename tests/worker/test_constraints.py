@@ -241,6 +241,19 @@ class TestTrouble:
         bench.bind(0, hungry)
         assert not bench.sample(logits_at(0), [0]).failures
 
+    def test_one_whose_every_token_takes_too_long_fails(self, monkeypatch: pytest.MonkeyPatch, grammars: Grammars):
+        """The number of ways to read a text grows with it, and the time with their number."""
+        monkeypatch.setattr("worker_svc.grammar._SLOW_S", 0.001)
+        bench = Bench(VOCAB_SIZE, 8, EOS, grammars)
+        ambiguous = json.dumps({"grammars": [{"lark_grammar": 'start: s\ns: s s s | "a" | "b"'}]})
+        bench.bind(0, SamplingParams(seed=0, temperature=0.0, grammar=ambiguous, bad_words=((EOS[0],), (EOS[1],))))
+        bench.bind(1, SamplingParams(seed=0, grammar=regex("[0-9]{1500}")))
+        while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
+            assert len(bench.outputs[0]) < 400
+        assert draws.failures.keys() == {0}
+        assert draws.failures[0].endswith("it is so ambiguous that each token takes too long")
+        assert draws.slots.tolist() == [1]
+
     def test_a_model_without_a_tokenizer_has_no_grammars(self):
         bench = Bench()
         with pytest.raises(InvalidRequest, match="cannot follow a grammar"):
