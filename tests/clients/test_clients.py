@@ -20,8 +20,8 @@ from tests.clients.environments import CannotInstallError, node_environment, pyt
 from tests.support.serving import Serving, serving
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Each takes less than a minute of two free cores.
-TIMEOUT_S = 180.0
+# Where nothing else runs each takes about a minute at most.
+TIMEOUT_S = 240.0
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
