@@ -1,6 +1,7 @@
 """Compiling grammars in processes that can be killed: whatever a grammar does, it costs nobody but its sender."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,9 +22,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def processes() -> list[psutil.Process]:
-    """One that has ended and was not waited for is none."""
-    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in running if "gateway.grammar_process" in child.cmdline()]
+    """One that has ended and was not waited for is none, and it may do so while it is looked at."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and "gateway.grammar_process" in child.cmdline():
+                found.append(child)
+    return found
 
 
 async def until(condition: Callable[[], bool]) -> None:
