@@ -29,6 +29,8 @@ from pageloom.status import GatewayReady
 
 PROMPT_LEN = 16
 TIMEOUT_S = 300.0
+# What the simulated worker's context holds.
+MAX_TOKENS = 8_000
 # Chunks of more tokens mean that the gateway, or the client, does not keep up.
 MOST_TOKENS_PER_CHUNK = 1.05
 
@@ -74,7 +76,7 @@ def main(
 
 async def _measure(num_streams: int, rate: float, seconds: float) -> Figures:
     step_s = num_streams / rate
-    num_tokens = max(2, round(seconds / step_s))
+    num_tokens = min(max(2, round(seconds / step_s)), MAX_TOKENS)
     num_blocks = num_streams * ((PROMPT_LEN + num_tokens) // 32 + 2)
     config = StackConfig(
         scheduler=SchedulerConfig(max_num_seqs=num_streams, max_num_batched_tokens=8192, log_level="error"),
