@@ -23,12 +23,17 @@ class PlanError(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """The sequences of one step, those with one token first. All arrays are [seqs]."""
+    """The sequences of one step, those with one token first. All arrays are [seqs].
+
+    The last `num_drafts` tokens of a run are guesses, which the step verifies: the run draws after each, and after the
+    last known token before them.
+    """
 
     slots: NDArray[np.int64]
     lens: NDArray[np.int64]
     starts: NDArray[np.int64]  # computed tokens before the step
     draws: NDArray[np.bool_]  # whether the run reaches the slot's last known token, and its prompt is not pooled
+    num_drafts: NDArray[np.int64]
 
     @property
     def draw_slots(self) -> NDArray[np.int64]:
