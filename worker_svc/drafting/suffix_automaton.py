@@ -19,13 +19,13 @@ _TARGET = _ONE - 1
 # ten; where one token repeats there are as many as tokens, and then only short contexts are counted too low.
 _MOST_COUNTED = 64
 # Measured: the four list entries and the dictionary of a state, the packed integer of an edge.
-_STATE_BYTES = 270
-_EDGE_BYTES = 40
+_STATE_BYTES = 310
+_EDGE_BYTES = 44
 
 
 @dataclass(slots=True)
 class Match:
-    """A text's place in an automaton: its longest suffix that is in there has `length` tokens and belongs to `state`."""
+    """A text's place in an automaton: the longest suffix of it in there has `length` tokens and belongs to `state`."""
 
     state: int = ROOT
     length: int = 0
@@ -72,9 +72,10 @@ class SuffixAutomaton:
                 edges[ancestor][token_id] = state
                 self._num_edges += 1
                 ancestor = links[ancestor]
-            links[state] = (
-                ROOT if ancestor < 0 else self._whole(ancestor, token_id, edges[ancestor][token_id] & _TARGET)
-            )
+            if ancestor < 0:
+                links[state] = ROOT
+            else:
+                links[state] = self._whole(ancestor, token_id, edges[ancestor][token_id] & _TARGET)
         self._count(last, token_id)
         return state
 
@@ -101,10 +102,12 @@ class SuffixAutomaton:
         self._settle(match)
         edges, totals, likeliest = self._edges, self._totals, self._likeliest
         state, probability, expected = match.state, 1.0, 0.0
-        while totals[state] == 0 and state != ROOT:  # the end of a text, which nothing follows
-            state = self._links[state]
         token_ids: list[int] = []
-        while len(token_ids) < max_tokens and totals[state]:
+        while len(token_ids) < max_tokens:
+            while totals[state] == 0 and state != ROOT:  # the end of a text; less of it came elsewhere too
+                state = self._links[state]
+            if state == ROOT:
+                break
             token_id = likeliest[state]
             edge = edges[state][token_id]
             probability *= (edge >> _COUNT_SHIFT) / totals[state]
@@ -147,7 +150,6 @@ class SuffixAutomaton:
             of_state = edges[state]
             edge = of_state[token_id] = of_state[token_id] + _ONE
             totals[state] += 1
-            # Targets are below the counts, so the larger value has the larger count, or any of equals.
             best = likeliest[state]
             if best != token_id and (best < 0 or edge >> _COUNT_SHIFT >= of_state[best] >> _COUNT_SHIFT):
                 likeliest[state] = token_id
