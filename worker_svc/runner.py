@@ -242,7 +242,7 @@ def _make_cache(config: WorkerConfig, model: Model, kernels: Kernels, device: to
             dtype=kernels.dtype,
             device=device,
         )
-    num_blocks = count_blocks(config, block_bytes(model.config, config.block_size, kernels.dtype), free_gpu_bytes)
+    num_blocks = count_blocks(config, block_bytes((model.config,), config.block_size, kernels.dtype), free_gpu_bytes)
     return allocate_kv_cache(
         model.config,
         num_blocks=num_blocks,

@@ -42,10 +42,10 @@ def load(folder, runs_in_library: bool) -> Model:
 def test_what_goes_into_layers_and_the_first_of_them(folder, reference, runs_in_library):
     model = load(folder, runs_in_library)
     # No tighter than the rounding of bfloat16, which transformers does not do here.
-    tolerance = {"rtol": 0.05, "atol": 0.15} if runs_in_library else {"rtol": 1e-4, "atol": 1e-4}
+    rtol, atol = (0.05, 0.15) if runs_in_library else (1e-4, 1e-4)
     token_ids = torch.randint(211, (40,), generator=torch.Generator().manual_seed(1))
     expected = reference(token_ids[None], output_hidden_states=True).hidden_states
-    torch.testing.assert_close(model.embed(token_ids).float(), expected[0][0], **tolerance)
+    torch.testing.assert_close(model.embed(token_ids).float(), expected[0][0], rtol=rtol, atol=atol)
 
     kv = allocate_kv_cache(
         model.config, num_blocks=2, block_size=32, dtype=model.embed(token_ids).dtype, device=CPU
@@ -56,10 +56,10 @@ def test_what_goes_into_layers_and_the_first_of_them(folder, reference, runs_in_
         # A step that asks for no output fills the taps too.
         model.forward(token_ids[start:end], one_run(start, end), kv, torch.arange(0), part)
     for tap, layer in enumerate(LAYERS):
-        torch.testing.assert_close(states[:, tap].float(), expected[layer][0], **tolerance)
+        torch.testing.assert_close(states[:, tap].float(), expected[layer][0], rtol=rtol, atol=atol)
 
     first = model.first_layers(2)
     assert (first.config.num_layers, model.config.num_layers) == (2, NUM_LAYERS)
     hidden = first.forward(token_ids, one_run(0, 40), kv[:2], torch.arange(40))
     expected_logits = reference.lm_head(reference.model.norm(expected[2][0]))
-    torch.testing.assert_close(first.logits(hidden).float(), expected_logits, **tolerance)
+    torch.testing.assert_close(first.logits(hidden).float(), expected_logits, rtol=rtol, atol=atol)
