@@ -6,14 +6,13 @@ of transformers' configuration classes.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
 from pageloom.errors import ModelLoadError
+from worker_svc.json_object import JsonObject
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.rope import (
     LinearScaling,
@@ -29,7 +28,6 @@ log = structlog.get_logger()
 _SUPPORTED = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768}
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-T = TypeVar("T", int, float, bool, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,72 +45,18 @@ def read_hf_config(folder: Path) -> HfModel:
 
     Raises ModelLoadError, naming the file and the key, for what is missing, malformed or not supported.
     """
-    values = _JsonObject.read(folder / "config.json")
+    values = JsonObject.read(folder / "config.json")
     architecture = _supported_architecture(values)
     _refuse_unsupported(values)
     return HfModel(
         architecture=architecture,
-        config=_llama_config(values, architecture),
+        config=llama_config(values, architecture),
         eos_token_ids=_eos_token_ids(values, folder / "generation_config.json"),
         sliding_window=_sliding_window(values, architecture),
     )
 
 
-class _JsonObject:
-    """A JSON object whose values are checked where they are taken."""
-
-    def __init__(self, path: Path, values: dict[str, object]) -> None:
-        self.path = path
-        self.values = values
-
-    @classmethod
-    def read(cls, path: Path) -> _JsonObject:
-        try:
-            values = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path}: cannot be read as JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ModelLoadError(f"{path}: holds no JSON object")
-        return cls(path, values)
-
-    def get(self, key: str, kind: type[T], default: T) -> T:
-        """The value of `key`; the default if it is missing or null."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ModelLoadError(f"{self.path}: {key} is {value!r}, not of type {kind.__name__}")
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0. Without a default the key must be there."""
-        if default is None and self.values.get(key) is None:
-            raise ModelLoadError(f"{self.path}: {key} is missing")
-        value = self.get(key, int, default or 0)
-        if value < 1:
-            raise ModelLoadError(f"{self.path}: {key} is {value}, it must be at least 1")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """A number above 0. Without a default the key must be there."""
-        if default is None and self.values.get(key) is None:
-            raise ModelLoadError(f"{self.path}: {key} is missing")
-        value = self.get(key, float, default or 0.0)
-        if not 0 < value < float("inf"):
-            raise ModelLoadError(f"{self.path}: {key} is {value}, it must be above 0")
-        return value
-
-    def child(self, key: str) -> _JsonObject:
-        """The object at `key`; an empty one if it is missing or null."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise ModelLoadError(f"{self.path}: {key} is {value!r}, not an object")
-        return _JsonObject(self.path, value or {})
-
-
-def _supported_architecture(values: _JsonObject) -> str:
+def _supported_architecture(values: JsonObject) -> str:
     model_type = values.get("model_type", str, "")
     expected = _SUPPORTED.get(model_type)
     named = values.values.get("architectures") or [expected]
@@ -124,7 +68,7 @@ def _supported_architecture(values: _JsonObject) -> str:
     return model_type
 
 
-def _refuse_unsupported(values: _JsonObject) -> None:
+def _refuse_unsupported(values: JsonObject) -> None:
     if values.values.get("auto_map"):
         log.warning("config.json names code of its own (auto_map); it is not run", path=str(values.path))
     if values.values.get("quantization_config") is not None:
@@ -136,7 +80,8 @@ def _refuse_unsupported(values: _JsonObject) -> None:
         raise ModelLoadError(f"{values.path}: hidden_act {activation!r} is not supported; supported is 'silu'")
 
 
-def _llama_config(values: _JsonObject, architecture: str) -> LlamaConfig:
+def llama_config(values: JsonObject, architecture: str) -> LlamaConfig:
+    """The shape that the keys of a config.json describe. Raises ModelLoadError."""
     num_heads = values.count("num_attention_heads")
     hidden_size = values.count("hidden_size")
     num_kv_heads = values.count("num_key_value_heads", 8 if architecture == "mistral" else num_heads)
@@ -166,7 +111,7 @@ def _llama_config(values: _JsonObject, architecture: str) -> LlamaConfig:
     )
 
 
-def _rope(values: _JsonObject, max_positions: int) -> RopeConfig:
+def _rope(values: JsonObject, max_positions: int) -> RopeConfig:
     # Since transformers 5 all of it is in rope_parameters; before, rope_scaling stood beside rope_theta.
     rope = values.child("rope_parameters")
     if not rope.values:
@@ -183,7 +128,7 @@ def _rope(values: _JsonObject, max_positions: int) -> RopeConfig:
     return RopeConfig(theta=theta, scaling=_rope_scaling(rope, rope_type, max_positions))
 
 
-def _rope_scaling(rope: _JsonObject, rope_type: str, max_positions: int) -> RopeScaling | None:
+def _rope_scaling(rope: JsonObject, rope_type: str, max_positions: int) -> RopeScaling | None:
     if rope_type == "linear":
         return LinearScaling(factor=rope.positive("factor"))
     if rope_type == "llama3":
@@ -199,7 +144,7 @@ def _rope_scaling(rope: _JsonObject, rope_type: str, max_positions: int) -> Rope
     return None
 
 
-def _yarn_scaling(rope: _JsonObject, max_positions: int) -> YarnScaling:
+def _yarn_scaling(rope: JsonObject, max_positions: int) -> YarnScaling:
     original = rope.count("original_max_position_embeddings", max_positions)
     factor = rope.positive("factor", max_positions / original)
     recommended = yarn_attention_factor(factor)
@@ -216,7 +161,7 @@ def _yarn_scaling(rope: _JsonObject, max_positions: int) -> YarnScaling:
     )
 
 
-def _sliding_window(values: _JsonObject, architecture: str) -> int | None:
+def _sliding_window(values: JsonObject, architecture: str) -> int | None:
     if architecture == "mistral":
         # Null means none, and a missing key the 4,096 of the first Mistral.
         return values.count("sliding_window", 4096) if values.values.get("sliding_window", 4096) is not None else None
@@ -225,11 +170,11 @@ def _sliding_window(values: _JsonObject, architecture: str) -> int | None:
     return None
 
 
-def _eos_token_ids(values: _JsonObject, generation_config: Path) -> tuple[int, ...]:
+def _eos_token_ids(values: JsonObject, generation_config: Path) -> tuple[int, ...]:
     """All ids that either file names, each once."""
     sources = [values]
     if generation_config.is_file():
-        sources.append(_JsonObject.read(generation_config))
+        sources.append(JsonObject.read(generation_config))
     found: dict[int, None] = {}
     for source in sources:
         named = source.values.get("eos_token_id")

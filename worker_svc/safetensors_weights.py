@@ -74,6 +74,13 @@ class SafetensorsWeights:
         # The tensor is a view of the mapped file, so nothing is copied but what `out` receives.
         out.copy_(self._open_files[self._file_of[name]].get_tensor(name))
 
+    def read_integers(self, name: str) -> Tensor:
+        """A tensor of int64, which no weight is. Raises ModelLoadError if it has another type."""
+        tensor = self._open_files[self._file_of[name]].get_tensor(name)
+        if tensor.dtype != torch.int64:
+            raise ModelLoadError(f"{self.describe(name)} has type {tensor.dtype}, it must be int64")
+        return tensor
+
     def _dtype(self, name: str) -> torch.dtype:
         stored = self._open_files[self._file_of[name]].get_slice(name).get_dtype()
         dtype = _DTYPES.get(stored)
