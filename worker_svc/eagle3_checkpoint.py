@@ -70,8 +70,8 @@ def read_eagle3_config(folder: Path, target: LlamaConfig) -> Eagle3Config:
         raise ModelLoadError(f"{values.path}: num_hidden_layers is {layer.num_layers}; an EAGLE-3 head has 1")
     if layer.vocab_size != target.vocab_size:
         raise ModelLoadError(
-            f"{values.path}: vocab_size is {layer.vocab_size}, and the model's is {target.vocab_size}; the head must be "
-            "made for the model"
+            f"{values.path}: vocab_size is {layer.vocab_size}, and the model's is {target.vocab_size}; the head must "
+            "be made for the model"
         )
     target_hidden_size = values.count("target_hidden_size", target.hidden_size)
     if target_hidden_size != target.hidden_size:
@@ -91,11 +91,10 @@ def read_eagle3_config(folder: Path, target: LlamaConfig) -> Eagle3Config:
 def _tap_layers(values: JsonObject, num_layers: int) -> tuple[int, int, int]:
     """The layers whose inputs are read; without a word about them those of the EAGLE-3 repository."""
     named = values.values.get(_TAP_KEY) or values.child("eagle_config").values.get(_TAP_KEY)
-    layers = named if named is not None else [2, num_layers // 2, num_layers - 3]
-    valid = isinstance(layers, list) and len(layers) == NUM_TAPS
-    if not valid or not all(isinstance(layer, int) and 0 <= layer < num_layers for layer in layers):
+    layers = named if isinstance(named, list) else [2, num_layers // 2, num_layers - 3]
+    if len(layers) != NUM_TAPS or not all(isinstance(layer, int) and 0 <= layer < num_layers for layer in layers):
         raise ModelLoadError(
-            f"{values.path}: {_TAP_KEY} is {layers!r}; it must be {NUM_TAPS} layers from 0 to {num_layers - 1}"
+            f"{values.path}: {_TAP_KEY} is {layers}; it must be {NUM_TAPS} layers from 0 to {num_layers - 1}"
         )
     return layers[0], layers[1], layers[2]
 
@@ -132,9 +131,7 @@ def _destinations(head: Eagle3Head) -> dict[str, Tensor]:
 def _check_names(weights: SafetensorsWeights, stored: dict[str, str], destinations: dict[str, Tensor]) -> None:
     for name in destinations:
         if name not in stored:
-            raise ModelLoadError(
-                f"{weights.path}: tensor {name} is missing; it is not an EAGLE-3 head, or not all of it"
-            )
+            raise ModelLoadError(f"{weights.path}: tensor {name} is missing; this is no EAGLE-3 head, or a part of one")
     for name, stored_name in stored.items():
         if name not in destinations and name not in (_D2T, _T2D):
             raise ModelLoadError(f"{weights.describe(stored_name)} is not part of an EAGLE-3 head")
