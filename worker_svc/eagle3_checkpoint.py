@@ -33,8 +33,11 @@ def is_eagle3(folder: Path) -> bool:
 
 def load_eagle3(
     folder: Path, target: LlamaConfig, *, num_positions: int, dtype: torch.dtype, device: torch.device
-) -> Eagle3Head:
-    """A head for the model `target`. Raises ModelLoadError, naming the file and what does not fit."""
+) -> tuple[Eagle3Head, int]:
+    """A head for the model `target`, and the bytes of its weights.
+
+    Raises ModelLoadError, naming the file and what does not fit.
+    """
     config = read_eagle3_config(folder, target)
     weights = SafetensorsWeights(folder)
     stored = {_plain_name(name): name for name in weights.names}
@@ -57,8 +60,11 @@ def load_eagle3(
             )
         weights.read(stored[name], destination)
     head.token_ids = _token_ids(weights, stored, config, target).to(device)
+    weights_bytes = sum(destination.nbytes for destination in destinations.values())
+    # Packing replaces the tensors that these are views of.
+    del destinations
     head.finish_loading()
-    return head
+    return head, weights_bytes
 
 
 def read_eagle3_config(folder: Path, target: LlamaConfig) -> Eagle3Config:
