@@ -64,7 +64,7 @@ def reference_guesses(
     """What the head guesses after `token_ids`, all but the last of which the target has computed."""
     states = target(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
     hidden = torch.cat([states[layer][0] for layer in tap_layers], dim=-1) @ head["fc.weight"].T
-    embedding = head.get("embed_tokens.weight", target.get_input_embeddings().weight)
+    embedding = head.get("embed_tokens.weight", target.get_parameter("model.embed_tokens.weight"))
     tokens = list(token_ids[1:])
     guesses: list[int] = []
     while True:
