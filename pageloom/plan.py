@@ -70,7 +70,8 @@ class StepResult:
     one for each if there are no counts.
 
     `draft_counts[i]` drafts were run for `slots[i]`, and all tokens but the last are those that were right; none
-    were if there are no counts. `draft_limit` is how many are worth running in a batch like this one, if the worker says.
+    were if there are no counts. `draft_limit` is how many are worth running in a batch like this one, if the worker
+    says; `undrafted_duration_s` what as many tokens would have taken without drafts, if there were any.
     `logprobs` holds those of all its tokens for each slot whose sampling asked for them; `failures` a message for
     each slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
     whose chunk ran tokens right before prompt tokens that are to be scored, and `embeddings` one for each slot whose
@@ -89,6 +90,7 @@ class StepResult:
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     duration_s: float = 0.0
+    undrafted_duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,7 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         failed_slots=list(result.failures),
         failure_messages=list(result.failures.values()),
         duration_us=round(result.duration_s * 1e6),
+        undrafted_duration_us=round(result.undrafted_duration_s * 1e6),
         scored_slots=list(result.prompt_logprobs),
         prompt_logprobs=[prompt_logprobs_to_proto(scores) for scores in result.prompt_logprobs.values()],
         pooled_slots=list(result.embeddings),
@@ -158,4 +159,5 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         prompt_logprobs=dict(zip(message.scored_slots, prompt_logprobs, strict=True)),
         embeddings=dict(zip(message.pooled_slots, message.embeddings, strict=True)),
         duration_s=message.duration_us / 1e6,
+        undrafted_duration_s=message.undrafted_duration_us / 1e6,
     )

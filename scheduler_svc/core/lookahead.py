@@ -34,7 +34,8 @@ class Lookahead:
         """Most tokens of each slot that the steps in flight leave with their KV written, if the slot then runs on."""
         columns = self._group.columns
         # Of those that come to max_len no more than the last token but one has its KV written, and none runs on.
-        return np.minimum(columns.num_planned + columns.num_drafts_ahead, columns.max_len - 2)
+        most: Ints = np.minimum(columns.num_planned + columns.num_drafts_ahead, columns.max_len - 2)
+        return most
 
     def cramped(self, runs: Bools) -> list[int]:
         """The slots that could run more drafts if they had more blocks."""
@@ -62,4 +63,5 @@ class Lookahead:
         """Most tokens of each slot that the step could leave with their KV written, if there were blocks for them."""
         columns = self._group.columns
         most = columns.num_planned + columns.num_drafts_ahead + 1 + self._chosen
-        return np.minimum(most, columns.max_len - 1)
+        reach: Ints = np.minimum(most, columns.max_len - 1)
+        return reach

@@ -138,7 +138,7 @@ class Admission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice_index: _Optional[int] = ..., first_scored_token: _Optional[int] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "token_counts", "draft_counts", "draft_limit")
+    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "token_counts", "draft_counts", "draft_limit", "undrafted_duration_us")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class StepResult(_message.Message):
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNDRAFTED_DURATION_US_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -171,4 +172,5 @@ class StepResult(_message.Message):
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     draft_counts: _containers.RepeatedScalarFieldContainer[int]
     draft_limit: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[_Iterable[int]] = ..., draft_limit: _Optional[int] = ...) -> None: ...
+    undrafted_duration_us: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[_Iterable[int]] = ..., draft_limit: _Optional[int] = ..., undrafted_duration_us: _Optional[int] = ...) -> None: ...

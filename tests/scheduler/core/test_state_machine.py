@@ -49,9 +49,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.attach(self._hello("a"))
 
     def _hello(self, worker_id: str) -> WorkerHello:
-        return paper_hello(
-            worker_id, block_size=2, num_blocks=12, max_num_draft_tokens=self.max_num_draft_tokens
-        )
+        return paper_hello(worker_id, block_size=2, num_blocks=12, max_num_draft_tokens=self.max_num_draft_tokens)
 
     @rule(
         stem=st.sampled_from(STEMS),
