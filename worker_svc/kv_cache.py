@@ -37,6 +37,11 @@ class KvCache:
     draft_blocks: Tensor | None  # the same of the draft model
     ahead: MemoryAhead | None
 
+    @property
+    def draft_layers(self) -> tuple[Tensor, ...]:
+        """As `layers`, of the draft model."""
+        return () if self.draft_blocks is None else self.draft_blocks.unbind(0)
+
     def used(self, num_blocks: int) -> None:
         """No step used a block from `num_blocks` on."""
         if self.ahead is not None:

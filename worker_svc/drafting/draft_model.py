@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from pageloom.config import Quantization, WorkerConfig
+from pageloom.config import Quantization, SpeculativeMethod, WorkerConfig
 from pageloom.errors import InvalidConfig, ModelLoadError
 from pageloom.model_files import ModelFiles, locate_model
 from pageloom.tokenizer import load_tokenizer
@@ -20,7 +20,7 @@ from worker_svc.eagle3_checkpoint import is_eagle3, load_eagle3
 from worker_svc.loader import load_model, open_checkpoint
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.cpu_llama import check_shape
-from worker_svc.models.eagle3 import Eagle3Head
+from worker_svc.models.eagle3 import NUM_TAPS, Eagle3Head
 from worker_svc.models.model import Model
 from worker_svc.quantization import kept_types
 
@@ -37,6 +37,12 @@ class DraftModel:
     kv: LlamaConfig | None
     weights_bytes: int
 
+    def step_bytes(self, num_tokens: int, dtype: torch.dtype) -> int:
+        """What a step of the model needs more, so that the network sees its hidden states."""
+        if not isinstance(self.network, Eagle3Head):
+            return 0
+        return num_tokens * NUM_TAPS * self.network.config.target_hidden_size * dtype.itemsize
+
 
 def load_draft_model(
     config: WorkerConfig,
@@ -49,14 +55,19 @@ def load_draft_model(
 
     Raises InvalidConfig or ModelLoadError.
     """
-    name = config.speculative_model
+    name, method = config.speculative_model, config.speculative_method
     if name is None:
         return None
     first_layers = _FIRST_LAYERS.fullmatch(name)
+    draft_files = None if first_layers is not None else locate_model(name)
+    is_head = draft_files is not None and not draft_files.is_gguf and is_eagle3(draft_files.path)
+    if method != SpeculativeMethod.none and is_head != (method == SpeculativeMethod.eagle3):
+        kind = "is" if is_head else "is not"
+        raise InvalidConfig(f"--speculative-method {method}: --speculative-model {name} {kind} an EAGLE-3 head")
     if first_layers is not None:
         return _first_layers(int(first_layers[1]), target)
-    draft_files = locate_model(name)
-    if not draft_files.is_gguf and is_eagle3(draft_files.path):
+    assert draft_files is not None
+    if is_head:
         return _load_head(draft_files, target, kernels, device)
     return _load_small_model(config, draft_files, files, target, kernels, device)
 

@@ -65,13 +65,13 @@ class Eagle3Drafter:
         return flat(guess_on(first, requests, table.num_tokens[slots] - 1, table, self._device, next_tokens))
 
     def observe(self, step: TargetStep, table: SlotTable) -> None:
-        assert step.features is not None
+        assert step.tapped is not None
         runs = step.runs
         rows = Rows.of(runs.slots, runs.starts, runs.lens)
         # Rows of wrong guesses have no next token: what is computed for them is written over.
         nexts = np.minimum(rows.positions + 1, table.num_tokens[rows.slots] - 1)
         token_ids = self._upload(table.token_ids[rows.slots, nexts].astype(np.int64))
-        fused = self._head.fuse(step.features)
+        fused = self._head.fuse(step.tapped)
         hidden = self._head.forward(self._embed(token_ids), fused, step.inputs.attention, self._kv_cache)
         # The row of the token before the last known one; it is one of the run's if the run drew.
         num_tokens = table.num_tokens[runs.slots]

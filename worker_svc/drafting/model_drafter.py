@@ -38,7 +38,7 @@ class ModelDrafter:
     keys and values are the same, so that nothing but the last known token is ever lacking.
     """
 
-    num_features = 0
+    tap_layers = ()
 
     def __init__(
         self,

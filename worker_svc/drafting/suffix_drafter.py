@@ -38,7 +38,7 @@ class SuffixDrafter:
     """A `Drafter` without a model. Its memory of outputs has `memory_bytes`, 0 for none; besides, a sequence in a slot
     takes about 500 bytes for each token."""
 
-    num_features = 0
+    tap_layers = ()
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory = SuffixMemory(memory_bytes) if memory_bytes else None
