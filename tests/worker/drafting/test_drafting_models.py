@@ -91,10 +91,18 @@ def generate(runner: ModelRunner, prompts: Sequence[Sequence[int]], **settings) 
 epochs = itertools.count(1)
 
 
-def test_a_model_that_guesses_for_itself_is_always_right(load, folder, target, prompts):
-    """Its keys and values must be those of the known tokens at every guess."""
+def test_a_model_that_guesses_for_itself_is_always_right(load, folder, target, prompts, monkeypatch):
+    """Its keys and values must be those of the known tokens at every guess, and it computes no token twice."""
     runner, watched = load(str(folder))
+    forward, num_computed = watched._model.forward, []
+
+    def counting(token_ids: torch.Tensor, *args) -> torch.Tensor:
+        num_computed.append(len(token_ids))
+        return forward(token_ids, *args)
+
+    monkeypatch.setattr(watched._model, "forward", counting)
     outputs, num_accepted = generate(runner, prompts)
+    assert sum(num_computed) <= sum(len(prompt) + LENGTH for prompt in prompts)
     assert outputs == reference_greedy(prompts, LENGTH, target)
     expected = {tuple(prompt): output for prompt, output in zip(prompts, outputs, strict=True)}
     for known, guess in watched.guesses:
