@@ -248,6 +248,8 @@ class Driver:
         if committed.facts is not None:
             self._metrics.observe_step(committed.facts, duration_s, result.duration_s)
             pace.observe(committed.facts, result.duration_s)
+            if result.draft_counts:
+                self._metrics.observe_drafts(result)
             if committed.facts.num_preempted:
                 # Back in the queue, they may run elsewhere.
                 self._wake_workers()

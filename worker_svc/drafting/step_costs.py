@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 # Dense where a few drafts for one sequence are. Beyond the last one the time grows as before it.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64)
-_NUM_REPEATS = 3
+_NUM_ROUNDS = 5
 
 
 class StepCosts:
@@ -31,13 +31,11 @@ class StepCosts:
 
 
 def measure_step_costs(run: Callable[[int], object], most_rows: int) -> StepCosts:
-    """Times `run`, which takes a number of rows and returns when they are computed. The least of some times is taken:
-    others only make it longer."""
+    """Times `run`, which takes a number of rows and returns when they are computed. Others on the machine only make it
+    longer, so of each size the least of some times is taken, and they are apart from each other."""
     sizes = [size for size in _SIZES if size <= most_rows]
-    seconds = []
-    for size in sizes:
-        seconds.append(min(_timed(run, size) for _ in range(_NUM_REPEATS)))
-    return StepCosts(np.array(sizes, np.int64), np.array(seconds))
+    rounds = [[_timed(run, size) for size in sizes] for _ in range(_NUM_ROUNDS)]
+    return StepCosts(np.array(sizes, np.int64), np.array(rounds).min(axis=0))
 
 
 def _timed(run: Callable[[int], object], size: int) -> float:
