@@ -17,9 +17,7 @@ from tests.support.plan_driver import PlanDriver
 from tests.support.reference_model import reference_greedy
 from tests.support.tiny_checkpoints import make_checkpoint
 from tests.support.tiny_eagle3 import make_eagle3, reference_guesses
-from worker_svc import runner as runner_module
 from worker_svc.drafting.drafter import Drafter, DraftRequests, Drafts
-from worker_svc.drafting.step_costs import StepCosts
 from worker_svc.runner import ModelRunner, load_runner
 from worker_svc.slots import SlotTable
 
@@ -63,10 +61,8 @@ class Watched:
 
 
 @pytest.fixture
-def load(folder, target, monkeypatch):
-    """A runner in float32 that runs every guess: beside a step that takes hours it costs nothing."""
-    costs = StepCosts(np.array([1]), np.array([1e4]))
-    monkeypatch.setattr(runner_module, "measure_step_costs", lambda _run, _most_rows: costs)
+def load(folder, target, free_drafts):
+    """A runner in float32 that runs every guess."""
 
     def load(speculative_model: str, **settings) -> tuple[ModelRunner, Watched]:
         config = WorkerConfig(
