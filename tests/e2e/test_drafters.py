@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.serving import Serving, serving
 
+MODEL = "SmolLM2-135M-Instruct"
 PROMPTS = [
     "Repeat this list three times: apple, pear, plum, cherry.",
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
@@ -16,7 +17,7 @@ PROMPTS = [
 
 def ask_all(url: str, **fields: object) -> list[str]:
     async def ask(client: httpx.AsyncClient, prompt: str) -> str:
-        body = {"prompt": prompt, "max_tokens": 64, "ignore_eos": True, "seed": 5, **fields}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "seed": 5, **fields}
         response = await client.post(f"{url}/v1/completions", json=body, timeout=120)
         text: str = response.json()["choices"][0]["text"]
         return text

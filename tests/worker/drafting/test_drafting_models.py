@@ -165,3 +165,18 @@ def test_sampled_answers_stay_the_same(load, prompts, draft, tmp_path):
     outputs, _ = generate(runner, prompts, sampling=sampling)
     assert watched.guesses
     assert outputs == PlanDriver(runner, epoch=next(epochs)).generate(prompts, LENGTH, sampling)
+
+
+@pytest.mark.parametrize("draft", ["layers:2", "other", "eagle3"])
+def test_in_the_library_of_cpu_kernels(load, prompts, draft, tmp_path):
+    """It is batch-invariant, so that answers in bfloat16 are the same to the last token too."""
+    if draft == "other":
+        make_checkpoint(tmp_path, num_hidden_layers=1)
+    elif draft == "eagle3":
+        make_eagle3(tmp_path, eagle_aux_hidden_state_layer_ids=[0, 1, 3])
+    name = draft if draft.startswith("layers") else str(tmp_path)
+    runner, watched = load(name, dtype="bfloat16", block_size=32)
+    assert "C++" in runner.kernels
+    outputs, _ = generate(runner, prompts)
+    assert len(watched.guesses) > 100
+    assert outputs == PlanDriver(runner, epoch=next(epochs)).generate(prompts, LENGTH)
