@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from gateway.anthropic import errors as anthropic_errors
-from gateway.schemas import ACCEPTED_TYPES
+from gateway.openai.schemas import ACCEPTED_TYPES
 from pageloom.errors import (
     DeadlineExceeded,
     DuplicateRequest,

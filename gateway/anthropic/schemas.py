@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.request_model import RequestModel
-from gateway.schemas import NonEmptyStrings
+from gateway.openai.request_model import RequestModel
+from gateway.openai.schemas import NonEmptyStrings
 
 
 class Block(RequestModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.request_model import Metadata, RequestModel
+from gateway.openai.request_model import Metadata, RequestModel
 
 MAX_LIFETIME_S = 30 * 86_400
 

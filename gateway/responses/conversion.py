@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.chat_request import chat_request
+from gateway.openai.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from gateway.openai.structured_output_schemas import ResponseFormat
+from gateway.requests.chat_request import chat_request
 from gateway.responses.schemas import LOGPROBS_INCLUDED, InputItem, InputPart, ResponseRequest
-from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
-from gateway.structured_output_schemas import ResponseFormat
 from pageloom.errors import InvalidRequest
 
 _SAME_FIELDS = (

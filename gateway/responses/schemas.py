@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.request_model import Metadata, RequestModel
-from gateway.schemas import (
+from gateway.openai.request_model import Metadata, RequestModel
+from gateway.openai.schemas import (
     MAX_TOP_LOGPROBS,
     CacheSalt,
     NonEmptyString,

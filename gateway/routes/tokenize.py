@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gateway.info_schemas import TokenizerInfo
-from gateway.json_body import JsonRoute
-from gateway.messages import render_messages
+from gateway.http.json_body import JsonRoute
+from gateway.openai.info_schemas import TokenizerInfo
+from gateway.openai.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from gateway.requests.messages import render_messages
+from gateway.requests.tool_use import shown_tools
+from gateway.requests.translate import encode
+from gateway.requests.unserved_fields import refuse_unserved
 from gateway.routes.documentation import COMMON_ERRORS, ERRORS_OF_TEXT
 from gateway.runtime import GatewayDependency
-from gateway.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from gateway.served_model import ServedModel
-from gateway.tool_use import shown_tools
-from gateway.translate import encode
-from gateway.unserved_fields import refuse_unserved
 from pageloom.errors import InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import check_token_ids

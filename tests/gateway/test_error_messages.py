@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors import invalid_request
-from gateway.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gateway import grammar_compiler, grammars
-from gateway.grammar_compiler import GrammarCompiler
+from gateway.grammars import compiler as grammar_compiler
+from gateway.grammars import grammar as grammars
+from gateway.grammars.compiler import GrammarCompiler
+from gateway.grammars.tag_format import format_grammar
 from gateway.served_model import ServedModel
-from gateway.tag_format import format_grammar
 from pageloom.errors import EngineError, InvalidRequest, Overloaded
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,7 +27,7 @@ def processes() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "gateway.grammar_process" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and "gateway.grammars.compile_process" in child.cmdline():
                 found.append(child)
     return found
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from gateway import gbnf, grammars
-from gateway.grammars import JsonStyle, Tag
+from gateway.grammars import gbnf
+from gateway.grammars import grammar as grammars
+from gateway.grammars.grammar import JsonStyle, Tag
 from pageloom.errors import InvalidRequest
 from tests.support.grammar_text import accepts, error_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.json_schema import normalize_schema
+from gateway.grammars.json_schema import normalize_schema
 from pageloom.errors import InvalidRequest
 
 

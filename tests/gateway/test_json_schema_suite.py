@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gateway import grammars
+from gateway.grammars import grammar as grammars
 from pageloom.errors import InvalidRequest
 from tests.support.grammar_text import accepts, error_of
 from tests.support.json_schemas import Case, realistic_cases, suite_cases, suite_files

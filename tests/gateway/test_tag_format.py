@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tag_format import format_grammar
+from gateway.grammars.tag_format import format_grammar
 from pageloom.errors import InvalidRequest
 from tests.support.grammar_text import accepts
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from gateway.reasoning import THINK
+from gateway.parsing.reasoning import THINK
+from gateway.parsing.tool_formats import TOOL_FORMATS
 from gateway.served_model import ServedModel
-from gateway.tool_formats import TOOL_FORMATS
 from pageloom.model_files import locate_model
 from pageloom.tokenizer import load_tokenizer
 from tests.gateway.test_tools import HELLO, NOW, WEATHER, ends

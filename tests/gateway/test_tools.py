@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.reasoning import detect_reasoning_format
+from gateway.parsing.reasoning import detect_reasoning_format
+from gateway.parsing.tool_formats import detect_tool_format
 from gateway.served_model import ServedModel
-from gateway.tool_formats import detect_tool_format
 from pageloom.chat_template import ChatTemplate
 from pageloom.outputs import FinishReason
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
