@@ -1,5 +1,6 @@
-"""The OpenAI request and response shapes, with vLLM's extra request fields. Types only: what values mean is decided in
-`requests/translate.py`, how large they may be in `requests/limits.py`, ranges of sampling parameters in `SamplingParams`."""
+"""The OpenAI request and response shapes, with vLLM's extra request fields. Types only: what values mean is
+decided in `requests/translate.py`, how large they may be in `requests/limits.py`, ranges of sampling parameters in
+`SamplingParams`."""
 
 from __future__ import annotations
 
