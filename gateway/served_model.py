@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from gateway.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
-from gateway.parsing.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
-from gateway.sampling_defaults import load_sampling_defaults
 from pageloom.chat_template import ChatTemplate, load_chat_template, load_tool_use_template
 from pageloom.config import GatewayConfig
 from pageloom.errors import InvalidConfig, ModelNotFound
 from pageloom.model_files import locate_model
+from pageloom.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
+from pageloom.parsing.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
+from pageloom.sampling_defaults import load_sampling_defaults
 from pageloom.sampling_params import SamplingParams
 from pageloom.tokenizer import Tokenizer, load_tokenizer
 

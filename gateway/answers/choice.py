@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.openai.prompt_logprobs import EchoedToken
-from gateway.parsing.message_parser import MessageDelta
-from gateway.parsing.tool_calls import ToolCallDelta, merged
 from gateway.requests.job import Job
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
 from pageloom.errors import DeadlineExceeded, EngineError, Unavailable
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
+from pageloom.parsing.message_parser import MessageDelta
+from pageloom.parsing.tool_calls import ToolCallDelta, merged
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
 

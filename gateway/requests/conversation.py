@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from gateway.openai.schemas import ChatMessage, ToolCall
-from gateway.parsing.tool_formats import MISTRAL_ID_LEN, ToolFormat
 from pageloom.chat_template import ChatTemplate
 from pageloom.errors import InvalidRequest
+from pageloom.parsing.tool_formats import MISTRAL_ID_LEN, ToolFormat
 from pageloom.special_text import SpecialText
 
 Message = dict[str, Any]

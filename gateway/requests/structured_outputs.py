@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from gateway.errors import invalid_request
-from gateway.grammars import gbnf
-from gateway.grammars import grammar as grammars
-from gateway.grammars.grammar import JsonStyle, Tag
-from gateway.grammars.tag_format import format_grammar
 from gateway.openai.schemas import GenerationRequest
 from gateway.openai.structured_output_schemas import ResponseFormat, StructuralTag, StructuredOutputs
 from gateway.served_model import ServedModel
 from pageloom.errors import InvalidRequest
+from pageloom.grammars import gbnf
+from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import JsonStyle, Tag
+from pageloom.grammars.tag_format import format_grammar
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # Fields of older servers and of other ones -> ours.

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.grammars import grammar as grammars
-from gateway.grammars.lark_text import lark_literals, lark_string
 from gateway.openai.tool_schemas import Tool
-from gateway.parsing.reasoning import ReasoningFormat
-from gateway.parsing.tool_formats import ToolFormat
 from pageloom.errors import InvalidRequest
+from pageloom.grammars import grammar as grammars
+from pageloom.grammars.lark_text import lark_literals, lark_string
+from pageloom.parsing.reasoning import ReasoningFormat
+from pageloom.parsing.tool_formats import ToolFormat
 
 # Small models would go on until their context ends.
 MAX_FORCED_CALLS = 16

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.grammars import grammar as grammars
 from gateway.openai.schemas import ChatCompletionRequest
 from gateway.openai.tool_schemas import NamedToolChoice, Tool
-from gateway.parsing.message_parser import MessageFormat
 from gateway.requests.job import Job
 from gateway.requests.structured_outputs import constrained_field
 from gateway.requests.tool_grammar import AnswerGrammar, OfferedTool
 from gateway.served_model import ServedModel
 from pageloom.errors import InvalidRequest
+from pageloom.grammars import grammar as grammars
+from pageloom.parsing.message_parser import MessageFormat
 from pageloom.tokenizer import Tokenizer
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.grammars.tag_format import format_grammar
 from pageloom.errors import InvalidRequest
+from pageloom.grammars.tag_format import format_grammar
 from tests.support.grammar_text import accepts
 
 INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}

@@ -1,4 +1,4 @@
-"""How the gateway and its grammar processes write messages to each other: a length, then so many bytes."""
+"""How a grammar compiler and its processes write messages to each other: a length, then so many bytes."""
 
 from __future__ import annotations
 

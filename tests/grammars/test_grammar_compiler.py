@@ -12,12 +12,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gateway.grammars import compiler as grammar_compiler
-from gateway.grammars import grammar as grammars
-from gateway.grammars.compiler import GrammarCompiler
-from gateway.grammars.tag_format import format_grammar
-from gateway.served_model import ServedModel
+from pageloom.tokenizer import Tokenizer
 from pageloom.errors import EngineError, InvalidRequest, Overloaded
+from pageloom.grammars import compiler as grammar_compiler
+from pageloom.grammars import grammar as grammars
+from pageloom.grammars.compiler import GrammarCompiler
+from pageloom.grammars.tag_format import format_grammar
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +27,7 @@ def processes() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "gateway.grammars.compile_process" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and "pageloom.grammars.compile_process" in child.cmdline():
                 found.append(child)
     return found
 
@@ -39,9 +39,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(served_model: ServedModel) -> AsyncGenerator[GrammarCompiler]:
+async def shared(tokenizer: Tokenizer) -> AsyncGenerator[GrammarCompiler]:
     """With one idle process, which most tests leave as it is."""
-    running = GrammarCompiler(served_model.tokenizer)
+    running = GrammarCompiler(tokenizer)
     yield running
     await running.close()
     assert not processes()
@@ -161,17 +161,17 @@ async def test_too_many_at_once_are_told_to_come_later(compiler: GrammarCompiler
     assert [type(result) for result in results] == [type(None), type(None), Overloaded]
 
 
-async def test_it_says_so_if_no_process_can_be_started(served_model: ServedModel, monkeypatch: pytest.MonkeyPatch):
+async def test_it_says_so_if_no_process_can_be_started(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     before = processes()
     with pytest.raises(EngineError, match="does not start"):
-        await GrammarCompiler(served_model.tokenizer).check(grammars.json_object())
+        await GrammarCompiler(tokenizer).check(grammars.json_object())
     assert set(processes()) <= set(before)
 
 
-async def test_without_grammars_there_is_no_process(served_model: ServedModel):
+async def test_without_grammars_there_is_no_process(tokenizer: Tokenizer):
     before = processes()
-    compiler = GrammarCompiler(served_model.tokenizer)
+    compiler = GrammarCompiler(tokenizer)
     assert set(processes()) <= set(before)
     await compiler.close()
 

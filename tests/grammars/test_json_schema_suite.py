@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from gateway.grammars import grammar as grammars
 from pageloom.errors import InvalidRequest
+from pageloom.grammars import grammar as grammars
 from tests.support.grammar_text import accepts, error_of
 from tests.support.json_schemas import Case, realistic_cases, suite_cases, suite_files
 

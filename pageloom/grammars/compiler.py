@@ -15,8 +15,8 @@ from typing import Self
 
 import orjson
 
-from gateway.grammars.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 from pageloom.errors import EngineError, InvalidRequest, Overloaded
+from pageloom.grammars.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 from pageloom.tokenizer import Tokenizer
 
 # A client has its refusal within 5 s.
@@ -208,12 +208,12 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Not by the event loop's own function: uvloop's forks, and gRPC's threads crash one such child in twenty before it
     becomes another program. Here it is vfork, of which they hear nothing."""
     return subprocess.Popen(
-        (sys.executable, "-m", "gateway.grammars.compile_process", str(MAX_COMPILE_S)),
+        (sys.executable, "-m", "pageloom.grammars.compile_process", str(MAX_COMPILE_S)),
         stdin=connection.fileno(),
         stdout=connection.fileno(),
         # What a crash says there is of the grammar, not of us.
         stderr=subprocess.DEVNULL,
-        # A Ctrl-C in the terminal is for the gateway, which drains first.
+        # A Ctrl-C in the terminal is for the process that asks, which drains first.
         start_new_session=True,
     )
 

@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Callable
 
-from gateway.parsing.json_span import WHITESPACE, StringSpan
-from gateway.parsing.marker_search import MarkerSearch
+from pageloom.parsing.json_span import WHITESPACE, StringSpan
+from pageloom.parsing.marker_search import MarkerSearch
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "None": "null", "True": "true", "False": "false"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.parsing.marker_search import MarkerSearch
+from pageloom.parsing.marker_search import MarkerSearch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
-from gateway.grammars.json_schema import normalize_schema
-from gateway.grammars.lark_text import lark_literals, lark_regex, lark_string
-from gateway.http.json_body import excess_of
 from pageloom.errors import InvalidRequest
+from pageloom.grammars.json_schema import normalize_schema
+from pageloom.grammars.lark_text import lark_literals, lark_regex, lark_string
+from pageloom.json_shape import excess_of
 from pageloom.sampling_params import MAX_GRAMMAR_BYTES
 
 MAX_REGEX_CHARS = 16 * 1024

@@ -9,8 +9,8 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.parsing.call_readers import BareArguments, CallReader, NamedArguments
-from gateway.parsing.gemma_arguments import GemmaArguments
+from pageloom.parsing.call_readers import BareArguments, CallReader, NamedArguments
+from pageloom.parsing.gemma_arguments import GemmaArguments
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 # Between the calls of a section; models also wrap them in lists and Markdown fences.

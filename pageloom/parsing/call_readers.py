@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.parsing.json_span import WHITESPACE, ContainerSpan, StringSpan
+from pageloom.parsing.json_span import WHITESPACE, ContainerSpan, StringSpan
 
 NO_ARGUMENTS = "{}"
 _IDLE_KEYS = ("id", "type", "tool_call_id")

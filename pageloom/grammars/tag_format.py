@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.grammars import grammar as grammars
-from gateway.grammars.grammar import NO_SPECIAL_TOKENS, JsonStyle
-from gateway.grammars.lark_text import lark_literals, lark_regex
 from pageloom.errors import InvalidRequest
+from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import NO_SPECIAL_TOKENS, JsonStyle
+from pageloom.grammars.lark_text import lark_literals, lark_regex
 
 MAX_FORMATS = 1000
 MAX_DEPTH = 32

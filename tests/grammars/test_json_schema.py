@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.grammars.json_schema import normalize_schema
 from pageloom.errors import InvalidRequest
+from pageloom.grammars.json_schema import normalize_schema
 
 
 def refusal(schema: object) -> str:

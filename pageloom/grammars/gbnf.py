@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.grammars.lark_text import lark_string
 from pageloom.errors import InvalidRequest
+from pageloom.grammars.lark_text import lark_string
 
 MAX_RULES = 5000
 _ROOT = "root"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.parsing.reasoning import ReasoningFormat, ReasoningSplitter
-from gateway.parsing.tool_calls import ToolCallDelta, ToolCallParser, merged
-from gateway.parsing.tool_formats import ToolFormat
+from pageloom.parsing.reasoning import ReasoningFormat, ReasoningSplitter
+from pageloom.parsing.tool_calls import ToolCallDelta, ToolCallParser, merged
+from pageloom.parsing.tool_formats import ToolFormat
 
 # What is left of a piece is copied at each step, so a long one is taken in several.
 _PIECE_CHARS = 1024

@@ -1,4 +1,4 @@
-"""`python -m gateway.grammars.compile_process`: compiles grammars, one at a time, and says what is wrong with each. A
+"""`python -m pageloom.grammars.compile_process`: compiles grammars, one at a time, and says what is wrong with each. A
 process of its own, because a compilation cannot be stopped otherwise; `compiler.py` is at the other end."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import BinaryIO
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from gateway.grammars.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 from pageloom.grammar_limits import GRAMMAR_LIMITS
+from pageloom.grammars.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 
 # Above what the process has once the vocabulary is loaded.
 MAX_COMPILE_BYTES = 1 << 30

@@ -11,9 +11,10 @@ from urllib.parse import unquote
 
 import orjson
 
-from gateway.grammars.disjoint_schemas import MAX_PAIRED, first_overlap
-from gateway.grammars.endless_schemas import endless_definitions
-from gateway.grammars.schema_keywords import (
+from pageloom.errors import InvalidRequest
+from pageloom.grammars.disjoint_schemas import MAX_PAIRED, first_overlap
+from pageloom.grammars.endless_schemas import endless_definitions
+from pageloom.grammars.schema_keywords import (
     ANNOTATIONS,
     DEFINITIONS,
     DIALECTS,
@@ -24,7 +25,6 @@ from gateway.grammars.schema_keywords import (
     UNENFORCED_FORMATS,
     UNSUPPORTED,
 )
-from pageloom.errors import InvalidRequest
 
 MAX_SCHEMA_DEPTH = 32
 MAX_SCHEMA_NODES = 10_000

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from gateway.parsing.message_parser import MessageDelta, MessageFormat, MessageParser
-from gateway.parsing.reasoning import DEEPSEEK_R1, GEMMA_THOUGHT, THINK
-from gateway.parsing.tool_formats import TOOL_FORMATS
+from pageloom.parsing.message_parser import MessageDelta, MessageFormat, MessageParser
+from pageloom.parsing.reasoning import DEEPSEEK_R1, GEMMA_THOUGHT, THINK
+from pageloom.parsing.tool_formats import TOOL_FORMATS
 
 NAMES = frozenset({"weather", "now", "a.b-c"})
 PARIS = ("weather", '{"city": "Paris"}')

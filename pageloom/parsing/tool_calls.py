@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.parsing.call_readers import CallReader
-from gateway.parsing.marker_search import MarkerSearch
-from gateway.parsing.tool_formats import ToolFormat
+from pageloom.parsing.call_readers import CallReader
+from pageloom.parsing.marker_search import MarkerSearch
+from pageloom.parsing.tool_formats import ToolFormat
 
 # Of text that may become a call and may not. Longer is not one.
 MAX_HELD_CHARS = 256 * 1024

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from gateway.grammars import gbnf
-from gateway.grammars import grammar as grammars
-from gateway.grammars.grammar import JsonStyle, Tag
 from pageloom.errors import InvalidRequest
+from pageloom.grammars import gbnf
+from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import JsonStyle, Tag
 from tests.support.grammar_text import accepts, error_of
 
 PERSON = {
