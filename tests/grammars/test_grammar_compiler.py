@@ -12,12 +12,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from pageloom.tokenizer import Tokenizer
 from pageloom.errors import EngineError, InvalidRequest, Overloaded
 from pageloom.grammars import compiler as grammar_compiler
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.compiler import GrammarCompiler
 from pageloom.grammars.tag_format import format_grammar
+from pageloom.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
