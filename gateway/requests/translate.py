@@ -12,10 +12,11 @@ from gateway.requests.job import Job, Prompt
 from gateway.requests.messages import render_messages
 from gateway.requests.structured_outputs import constrained_field, grammar_of
 from gateway.requests.terms import Terms
-from gateway.requests.token_fields import bad_word_ids, kept_tokens
+from gateway.requests.token_fields import kept_tokens
 from gateway.requests.tool_use import read_tool_use, shown_tools, with_parts
 from gateway.requests.unserved_fields import refuse_unserved, unserved
 from gateway.served_model import ServedModel
+from pageloom.bad_words import bad_word_ids
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
@@ -143,7 +144,7 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         logit_bias=_logit_bias(body.logit_bias),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        bad_words=bad_word_ids(body, model.tokenizer),
+        bad_words=bad_word_ids(body.bad_words or (), model.tokenizer),
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
