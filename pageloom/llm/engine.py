@@ -91,7 +91,7 @@ class Engine:
         priority: int = 0,
         grammar: str = "",
     ) -> Question:
-        """Takes the next seed. Raises InvalidRequest, ContextLengthExceeded or, if the engine has ended, EngineError."""
+        """Takes the next seed. Raises InvalidRequest or, if the engine has ended, EngineError."""
         if self._failure is not None:
             raise self._failure
         sampler = params.sampler(bad_words=bad_word_ids(params.bad_words or (), self.model.tokenizer), grammar=grammar)

@@ -29,11 +29,12 @@ T = TypeVar("T")
 
 
 class LLM:
-    """Loads `model` (a folder, a .gguf file, a Hugging Face id, or "" for the embedded default) into processes of its own:
-    a scheduler and its workers, which end with it. Use as context manager, or call `shutdown`, or let the program end.
+    """Loads `model` (a folder, a .gguf file, a Hugging Face id, or "" for the embedded default) into processes of its
+    own: a scheduler and its workers, which end with it. Use as context manager, or call `shutdown`, or let the program
+    end.
 
-    Keyword arguments are those of `LLMOptions`. All methods wait for their results, also inside of a running event loop;
-    any thread may call them. Ctrl-C cancels what was asked for and leaves the engine as it was.
+    Keyword arguments are those of `LLMOptions`. All methods wait for their results, also inside of a running event
+    loop; any thread may call them. Ctrl-C cancels what was asked for and leaves the engine as it was.
 
     Raises TypeError for an argument that nobody knows, InvalidConfig for a value that is not accepted, StartupError if
     the engine cannot start, Unavailable if there is none at `address`.
@@ -123,8 +124,8 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How alike the prompts of each pair are: the cosine of their embeddings. One prompt in `data_1` is compared with
-        each in `data_2`; otherwise there must be as many in both. Raises InvalidRequest if there are not."""
+        """How alike the prompts of each pair are: the cosine of their embeddings. One prompt in `data_1` is compared
+        with each in `data_2`; otherwise there must be as many in both. Raises InvalidRequest if there are not."""
         first = asking.read_prompts(self._running, data_1, "data_1")
         second = asking.read_prompts(self._running, data_2, "data_2")
         if len(first) not in (1, len(second)):
