@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from gateway.openai.schemas import ChatMessage, ToolCall
 from pageloom.chat_template import ChatTemplate
+from pageloom.chats.schemas import ChatMessage, ToolCall
 from pageloom.errors import InvalidRequest
 from pageloom.parsing.tool_formats import MISTRAL_ID_LEN, ToolFormat
 from pageloom.special_text import SpecialText

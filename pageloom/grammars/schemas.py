@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.request_model import RequestModel
+from pageloom.request_model import RequestModel
 
 MAX_CHOICE_TEXTS = 1000
 MAX_TAGS = 128
@@ -64,3 +64,10 @@ class StructuredOutputs(RequestModel):
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
+
+
+class FormOptions(RequestModel):
+    """What form an answer is to have."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
-from gateway.openai.schemas import GenerationRequest
-from gateway.openai.structured_output_schemas import ResponseFormat, StructuralTag, StructuredOutputs
-from gateway.served_model import ServedModel
 from pageloom.errors import InvalidRequest
+from pageloom.field_errors import invalid_request
 from pageloom.grammars import gbnf
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.grammar import JsonStyle, Tag
+from pageloom.grammars.schemas import FormOptions, ResponseFormat, StructuralTag, StructuredOutputs
 from pageloom.grammars.tag_format import format_grammar
+from pageloom.tokenizer import Tokenizer
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# Fields of older servers and of other ones -> ours.
-RENAMED_FIELDS: Mapping[str, str] = {
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
-    "structural_tag": "structured_outputs.structural_tag",
-    "grammar": "structured_outputs.grammar",
-    "ebnf": "structured_outputs.grammar",
-    "regex": "structured_outputs.regex",
-    "json_schema": "response_format",
-}
 
 
-def constrained_field(body: GenerationRequest) -> str:
+def constrained_field(body: FormOptions) -> str:
     """Where the request says what form it wants; empty if it wants none. Raises InvalidRequest if it says so in
     several places or not clearly."""
     kinds = _kinds(body.structured_outputs)
@@ -47,15 +31,15 @@ def constrained_field(body: GenerationRequest) -> str:
     return "response_format" if formatted else f"structured_outputs.{kinds[0]}" if kinds else ""
 
 
-def grammar_of(body: GenerationRequest, model: ServedModel) -> str:
+def grammar_of(body: FormOptions, tokenizer: Tokenizer) -> str:
     """The text for `SamplingParams.grammar`, empty for free text. Raises InvalidRequest."""
     field = constrained_field(body)
     if not field:
         return ""
     if body.structured_outputs is not None:
-        return _structured(body.structured_outputs, field, model)
+        return _structured(body.structured_outputs, field, tokenizer)
     assert body.response_format is not None
-    return _formatted(body.response_format, model)
+    return _formatted(body.response_format, tokenizer)
 
 
 def _kinds(wanted: StructuredOutputs | None) -> list[str]:
@@ -66,7 +50,7 @@ def _kinds(wanted: StructuredOutputs | None) -> list[str]:
     return [kind for kind, value in given.items() if value is not None]
 
 
-def _formatted(wanted: ResponseFormat, model: ServedModel) -> str:
+def _formatted(wanted: ResponseFormat, tokenizer: Tokenizer) -> str:
     param = "response_format"
     if wanted.type == "json_object":
         return grammars.json_object()
@@ -74,10 +58,10 @@ def _formatted(wanted: ResponseFormat, model: ServedModel) -> str:
         if wanted.json_schema is None:
             raise InvalidRequest(f"{param}.json_schema is required with this type", param=f"{param}.json_schema")
         return grammars.json_schema(wanted.json_schema.schema_, param=f"{param}.json_schema.schema")
-    return _structural_tag(wanted.model_dump(exclude={"json_schema"}), param, model, grammars.DEFAULT_STYLE)
+    return _structural_tag(wanted.model_dump(exclude={"json_schema"}), param, tokenizer, grammars.DEFAULT_STYLE)
 
 
-def _structured(wanted: StructuredOutputs, field: str, model: ServedModel) -> str:
+def _structured(wanted: StructuredOutputs, field: str, tokenizer: Tokenizer) -> str:
     style = grammars.json_style(
         compact=bool(wanted.disable_any_whitespace),
         whitespace_pattern=wanted.whitespace_pattern,
@@ -93,7 +77,7 @@ def _structured(wanted: StructuredOutputs, field: str, model: ServedModel) -> st
     if wanted.grammar is not None:
         return _grammar(wanted.grammar, field)
     if wanted.structural_tag is not None:
-        return _structural_tag(wanted.structural_tag, field, model, style)
+        return _structural_tag(wanted.structural_tag, field, tokenizer, style)
     return grammars.json_object(style=style)
 
 
@@ -101,10 +85,10 @@ def _grammar(text: str, param: str) -> str:
     return grammars.lark(gbnf.to_lark(text, param=param) if gbnf.is_gbnf(text) else text, param=param)
 
 
-def _structural_tag(wanted: object, param: str, model: ServedModel, style: JsonStyle) -> str:
+def _structural_tag(wanted: object, param: str, tokenizer: Tokenizer, style: JsonStyle) -> str:
     if isinstance(wanted, str):
         wanted = grammars.parse_json(wanted, param)
-    special_tokens = model.tokenizer.special_ids_by_text
+    special_tokens = tokenizer.special_ids_by_text
     if isinstance(wanted, dict) and wanted.get("format") is not None:
         return format_grammar(wanted["format"], param=f"{param}.format", special_tokens=special_tokens, style=style)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.openai.tool_schemas import Tool
+from pageloom.chats.schemas import Tool
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.lark_text import lark_literals, lark_string

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.openai.schemas import ChatCompletionRequest
-from gateway.openai.tool_schemas import NamedToolChoice, Tool
-from gateway.requests.job import Job
-from gateway.requests.structured_outputs import constrained_field
-from gateway.requests.tool_grammar import AnswerGrammar, OfferedTool
-from gateway.served_model import ServedModel
+from pageloom.chats.schemas import ChatOptions, NamedToolChoice, Tool
+from pageloom.chats.tool_grammar import AnswerGrammar, OfferedTool
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
+from pageloom.grammars.structured_outputs import constrained_field
 from pageloom.parsing.message_parser import MessageFormat
+from pageloom.text_model import TextModel
 from pageloom.tokenizer import Tokenizer
 
 
@@ -31,7 +29,7 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def read_tool_use(body: ChatCompletionRequest, model: ServedModel) -> ToolUse:
+def read_tool_use(body: ChatOptions, model: TextModel) -> ToolUse:
     """Raises InvalidRequest if the choice and the tools do not go together."""
     tools, choice = tuple(body.tools or ()), body.tool_choice
     _require_distinct(tools)
@@ -58,24 +56,10 @@ def shown_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     return [tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for tool in tools]
 
 
-def with_parts(
-    job: Job, use: ToolUse, body: ChatCompletionRequest, model: ServedModel, prompt: str, eos_token_ids: tuple[int, ...]
-) -> Job:
-    """The job of an answer that may have thinking and calls beside its content, or must have calls. Raises
-    InvalidRequest if a schema cannot be followed, or another form is asked for that has no place for calls."""
-    grammar = _grammar(use, body, model, prompt)
-    if grammar:
-        constrained = replace(job.prompts[0], sampling=replace(job.prompts[0].sampling, grammar=grammar))
-        field = "tools" if use.offered else job.grammar_field
-        # The end of a grammar is the end of the answer, whatever ignore_eos says.
-        job = replace(job, prompts=(constrained,), grammar_field=field, eos_token_ids=eos_token_ids)
-    # A form that was asked for begins with the answer's first token.
-    thinks = not job.grammar or bool(grammar)
-    return replace(job, message_format=_message_format(use, body, model, prompt, thinks=thinks))
-
-
-def _grammar(use: ToolUse, body: ChatCompletionRequest, model: ServedModel, prompt: str) -> str:
-    """Empty if the tools and the thinking ask for nothing beyond the form that the request wants."""
+def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: str) -> str:
+    """The grammar of an answer that must have calls, or may have thinking or calls beside a form; empty if the tools
+    and the thinking ask for nothing beyond the form that the request wants. Raises InvalidRequest if a schema cannot be
+    followed, or that form leaves no place for calls."""
     reasoning = model.reasoning_format
     form = AnswerGrammar(model.tokenizer.special_ids_by_text, reasoning, thinks=_is_open(body, model, prompt))
     tools = [OfferedTool(field=f"tools[{use.offered.index(tool)}]", tool=tool) for tool in use.required or use.offered]
@@ -93,7 +77,7 @@ def _grammar(use: ToolUse, body: ChatCompletionRequest, model: ServedModel, prom
     return form.json(schema) if schema and reasoning is not None else ""
 
 
-def _json_schema(body: ChatCompletionRequest) -> str:
+def _json_schema(body: ChatOptions) -> str:
     """That response_format asks for, for behind %json; empty if it does not."""
     wanted = body.response_format
     if wanted is None or wanted.type not in ("json_object", "json_schema"):
@@ -102,14 +86,14 @@ def _json_schema(body: ChatCompletionRequest) -> str:
     return grammars.inline_json_schema(schema, param="response_format.json_schema.schema")
 
 
-def _is_open(body: ChatCompletionRequest, model: ServedModel, prompt: str) -> bool:
+def _is_open(body: ChatOptions, model: TextModel, prompt: str) -> bool:
     """Whether the answer begins inside the thinking."""
     marks = model.reasoning_format
     return marks is not None and marks.is_open_after(prompt, continuing=bool(body.continue_final_message))
 
 
-def _message_format(
-    use: ToolUse, body: ChatCompletionRequest, model: ServedModel, prompt: str, *, thinks: bool
+def message_format(
+    use: ToolUse, body: ChatOptions, model: TextModel, prompt: str, *, thinks: bool
 ) -> MessageFormat | None:
     """How to read the answer to a prompt; None if all of it is content."""
     tools = model.tool_format if use.offered else None

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.openai.schemas import ChatCompletionRequest, TokenizeRequest
-from gateway.requests.conversation import Conversation
-from gateway.served_model import ServedModel
+from pageloom.chats.conversation import Conversation
+from pageloom.chats.schemas import ChatMessage, TemplateOptions
 from pageloom.errors import InvalidRequest
+from pageloom.text_model import TextModel
 
 
 def render_messages(
-    body: ChatCompletionRequest | TokenizeRequest, model: ServedModel, tools: Sequence[dict[str, Any]] = ()
+    messages: Sequence[ChatMessage], body: TemplateOptions, model: TextModel, tools: Sequence[dict[str, Any]] = ()
 ) -> str:
     """The prompt, for `Tokenizer.encode_prompt`: texts of special tokens that came with the request are marked in it.
     `tools` are what the model is shown of them. Raises InvalidRequest."""
     template = model.template_for(bool(tools))
     if template is None:
-        raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
+        raise InvalidRequest("the model has no chat template; give it a prompt instead of messages", param="messages")
     continuing = bool(body.continue_final_message)
     add_prompt = not continuing if body.add_generation_prompt is None else body.add_generation_prompt
     if continuing and add_prompt:
@@ -30,7 +30,7 @@ def render_messages(
     special_text = model.tokenizer.special_text
     tools = special_text.marked_json(list(tools))
     return template.render(
-        Conversation(template, model.tool_format, special_text).messages(body.messages or (), tools),
+        Conversation(template, model.tool_format, special_text).messages(messages, tools),
         add_generation_prompt=add_prompt,
         continue_final_message=continuing,
         tools=tools or None,
@@ -39,7 +39,7 @@ def render_messages(
     )
 
 
-def _effort(body: ChatCompletionRequest | TokenizeRequest) -> dict[str, str | bool]:
+def _effort(body: TemplateOptions) -> dict[str, str | bool]:
     """For templates that know one of these variables."""
     effort = body.reasoning_effort
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
