@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
 from pageloom.errors import RequestError
+from pageloom.field_errors import invalid_request
 
 # Elsewhere a tool is itself what a chat has one level deeper.
 _FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function)?\.(\w+)")
