@@ -68,6 +68,7 @@ class TokensGenerated:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFinished:
     """The last event of one choice. `num_output_tokens` counts resumed tokens too; `timeline` comes if asked for.
+    With an error, `error_param` is the field of the request that is at fault, "" if none is.
 
     `embedding` is that of a prompt that was to be pooled, as little-endian float32 [hidden], and empty otherwise.
     """
@@ -78,6 +79,7 @@ class ChoiceFinished:
     num_cached_tokens: int
     stop_token_id: int | None = None
     error_message: str = ""
+    error_param: str = ""
     timeline: Timeline | None = None
     embedding: bytes = b""
 

@@ -10,7 +10,7 @@ from gateway.parsing.message_parser import MessageDelta
 from gateway.parsing.tool_calls import ToolCallDelta, merged
 from gateway.requests.job import Job
 from pageloom.detokenizer import Detokenizer, StopMatcher, StopStrings
-from pageloom.errors import DeadlineExceeded, EngineError, Unavailable
+from pageloom.errors import DeadlineExceeded, EngineError, InvalidRequest, Unavailable
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs, TokensGenerated
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
@@ -62,6 +62,7 @@ class Choice:
         self._requested_stop_ids = frozenset(prompt.sampling.stop_token_ids)
         self._stop_ids = self._requested_stop_ids.union(job.eos_token_ids)
         self._include_stop = job.include_stop
+        self._grammar_field = job.grammar_field
         self._include_timeline = job.include_timeline
         self._return_token_ids = job.return_token_ids
         self._detokenizer = Detokenizer(
@@ -110,14 +111,14 @@ class Choice:
     def finish(self, event: ChoiceFinished) -> ChoiceDelta | None:
         """The last delta; None once finished.
 
-        Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time.
+        Raises what `require_success` raises.
         """
         if self.finished:
             return None
         self.finished = True
         if self.has_stopped():
             return self._last("", "stop", self._matcher.matched, event)
-        require_success(event)
+        require_success(event, grammar_field=self._grammar_field)
         text = self._matcher.push(self._detokenizer.finish())
         if self._matcher.matched is not None:
             return self._last(text, "stop", self._matcher.matched, event)
@@ -157,8 +158,12 @@ def _with_parts(delta: ChoiceDelta, parts: MessageDelta) -> ChoiceDelta:
     return replace(delta, text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
 
 
-def require_success(event: ChoiceFinished) -> None:
-    """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time."""
+def require_success(event: ChoiceFinished, *, grammar_field: str = "") -> None:
+    """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time, InvalidRequest
+    if the request is at fault. What the engine knows as its grammar came from `grammar_field`."""
+    if event.reason is FinishReason.ERROR and event.error_param:
+        param = grammar_field if event.error_param == "grammar" and grammar_field else event.error_param
+        raise InvalidRequest(f"{param}: {event.error_message}", param=param)
     if event.reason is FinishReason.ERROR:
         raise EngineError(event.error_message or "the engine failed")
     if event.reason is FinishReason.CANCELLED:
