@@ -40,9 +40,9 @@ class ChunkFrame:
     def chunk(self, choice: bytes, counts: TokenCounts | None = None, more: bytes = b"") -> bytes:
         """`counts` are those so far; `more` are members of the chunk besides, each with a comma before it."""
         if not self.include_usage:
-            return self._head + choice + b"]" + more + b"}\n\n"
+            return b"%b%b]%b}\n\n" % (self._head, choice, more)
         shown = counts.to_json() if counts is not None and self.is_continuous else _NULL
-        return self._head + choice + b'],"usage":' + shown + more + b"}\n\n"
+        return b'%b%b],"usage":%b%b}\n\n' % (self._head, choice, shown, more)
 
     def end(self, counts: TokenCounts) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""
