@@ -95,7 +95,7 @@ class RequestObserver:
 
     def on_delta(self, delta: ChoiceDelta) -> None:
         if delta.num_tokens:
-            self._on_tokens(delta)
+            self._on_tokens(delta.index, delta.num_tokens)
         if delta.finish is not None:
             self.on_finish(delta.finish)
 
@@ -112,12 +112,12 @@ class RequestObserver:
             self.finish = "abort" if isinstance(error, ClientDisconnected) else "error"
             self._metrics.success[self.finish].inc(self._choices_left)
 
-    def _on_tokens(self, delta: ChoiceDelta) -> None:
+    def _on_tokens(self, choice_index: int, num_tokens: int) -> None:
         now_s = time.monotonic()
-        self.num_completion_tokens += delta.num_tokens
+        self.num_completion_tokens += num_tokens
         if self.ttft_s is None:
             self.ttft_s = now_s - self._started_s
             self._metrics.ttft.observe(self.ttft_s)
-        last_s = self._last_token_s.get(delta.index)
-        self._metrics.tokens.on_tokens(delta.num_tokens, None if last_s is None else now_s - last_s)
-        self._last_token_s[delta.index] = now_s
+        last_s = self._last_token_s.get(choice_index)
+        self._metrics.tokens.on_tokens(num_tokens, None if last_s is None else now_s - last_s)
+        self._last_token_s[choice_index] = now_s
