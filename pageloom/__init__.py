@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pageloom.llm.llm import LLM as LLM
     from pageloom.llm.sampling_params import RequestOutputKind as RequestOutputKind
     from pageloom.llm.sampling_params import SamplingParams as SamplingParams
+    from pageloom.llm.sampling_params import StructuredOutputsParams as StructuredOutputsParams
 
 # What programs import from here -> where it is. The services import this package too, and need none of it.
 _EXPORTS = {
@@ -16,6 +17,7 @@ _EXPORTS = {
     "LLM": "pageloom.llm.llm",
     "RequestOutputKind": "pageloom.llm.sampling_params",
     "SamplingParams": "pageloom.llm.sampling_params",
+    "StructuredOutputsParams": "pageloom.llm.sampling_params",
 }
 
 
