@@ -60,6 +60,7 @@ class Choice:
         prompt = job.prompts[prompt_index]
         self._index = index
         self._requested_stop_ids = frozenset(prompt.sampling.stop_token_ids)
+        self._grammar_field = job.grammar_field
         self._include_timeline = job.include_timeline
         self._return_token_ids = job.return_token_ids
         self._text = ChoiceText(
@@ -109,14 +110,14 @@ class Choice:
     def finish(self, event: ChoiceFinished) -> ChoiceDelta | None:
         """The last delta; None once finished.
 
-        Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time.
+        Raises what `require_success` raises.
         """
         if self.finished:
             return None
         self.finished = True
         if self.has_stopped():
             return self._last("", "stop", self._text.matched, event)
-        event.require_success()
+        event.require_success(grammar_field=self._grammar_field)
         text = self._text.finish()
         if self._text.matched is not None:
             return self._last(text, "stop", self._text.matched, event)
