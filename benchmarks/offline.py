@@ -139,7 +139,7 @@ def _peers(plan: Plan, round_name: str) -> float:
         "requests": _listed(plan.requests(round_name)),
     }
     outcome = subprocess.run(
-        [*shlex.split(plan.peer), str(_PEER_SCRIPT)], input=json.dumps(asked), capture_output=True, text=True
+        [*shlex.split(plan.peer), "-P", str(_PEER_SCRIPT)], input=json.dumps(asked), capture_output=True, text=True
     )
     try:
         answer = json.loads(outcome.stdout.splitlines()[-1])

@@ -14,6 +14,7 @@ from pageloom.chats.schemas import ChatOptions
 from pageloom.chats.tool_use import form_with_parts, message_format, read_tool_use, shown_tools
 from pageloom.errors import InvalidRequest
 from pageloom.field_errors import naming_fields
+from pageloom.grammars.grammar import parse_json
 from pageloom.grammars.structured_outputs import constrained_field, grammar_of
 from pageloom.llm.prompts import Prompt, checked
 from pageloom.llm.sampling_params import SamplingParams
@@ -73,6 +74,28 @@ def ask_chat(
     messages: ChatMessages, params: SamplingParams, arguments: ChatArguments, model: TextModel, info: ModelInfo
 ) -> Asked:
     """Raises InvalidRequest or ContextLengthExceeded."""
+    try:
+        return _ask_chat(messages, params, arguments, model, info)
+    except InvalidRequest as error:
+        # An argument of our own stands for a field of OpenAI's.
+        field, argument = "response_format.json_schema.schema", "json_schema"
+        if not (error.param or "").startswith(field):
+            raise
+        raise InvalidRequest(error.message.replace(field, argument), param=argument) from None
+
+
+def listed_chats(messages: ChatMessages | Sequence[ChatMessages]) -> list[ChatMessages]:
+    """One conversation or several -> a list. Raises InvalidRequest if there is none."""
+    if not messages:
+        raise InvalidRequest("messages is empty", param="messages")
+    if isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def _ask_chat(
+    messages: ChatMessages, params: SamplingParams, arguments: ChatArguments, model: TextModel, info: ModelInfo
+) -> Asked:
     options = _options(messages, params, arguments)
     if (template := arguments.get("chat_template")) is not None:
         own = ChatTemplate(template, model.tokenizer.special_tokens)
@@ -94,15 +117,6 @@ def ask_chat(
     )
 
 
-def listed_chats(messages: ChatMessages | Sequence[ChatMessages]) -> list[ChatMessages]:
-    """One conversation or several -> a list. Raises InvalidRequest if there is none."""
-    if not messages:
-        raise InvalidRequest("messages is empty", param="messages")
-    if isinstance(messages[0], Mapping):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
-
-
 def _options(messages: ChatMessages, params: SamplingParams, arguments: ChatArguments) -> ChatOptions:
     form = params.form()
     given = {name: value for name, value in arguments.items() if value is not None and name in ChatOptions.model_fields}
@@ -110,7 +124,8 @@ def _options(messages: ChatMessages, params: SamplingParams, arguments: ChatArgu
     if schema is not None:
         if form.structured_outputs is not None:
             raise InvalidRequest("json_schema and structured_outputs cannot be combined", param="json_schema")
-        given["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+        parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
+        given["response_format"] = {"type": "json_schema", "json_schema": {"schema": parsed}}
     with naming_fields():
         options = ChatOptions.model_validate({"messages": list(messages), **given})
     return options.model_copy(update={"structured_outputs": form.structured_outputs})
