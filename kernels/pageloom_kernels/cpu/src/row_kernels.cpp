@@ -113,6 +113,23 @@ void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t la
   }
 }
 
+void sum_weighted(const bf16* const* rows, const float* weights, int num_rows, int64_t width, bf16* out) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t rest = width - i;
+    Floats total = zeros();
+    for (int r = 0; r < num_rows; ++r) {
+      const Floats value = rest >= kLanes ? load_bf16(rows[r] + i) : load_rest(rows[r] + i, rest);
+      total = add(total, rounded(mul(value, splat(weights[r]))));
+    }
+    rest >= kLanes ? store_bf16(out + i, total) : store_rest(out + i, rest, total);
+  }
+}
+
+void add_scaled(const bf16* row, float factor, int64_t width, bf16* out) {
+  const auto add_product = [&](Floats sum, Floats value) { return add(sum, rounded(mul(value, splat(factor)))); };
+  map_row(width, out, add_product, out, row);
+}
+
 void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t first, int64_t last) {
   const int head_dim = layer.head_dim, half = head_dim / 2;
   const int64_t width = int64_t{layer.num_heads + 2 * layer.num_kv_heads} * head_dim;
