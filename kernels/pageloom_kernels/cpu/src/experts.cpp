@@ -10,26 +10,26 @@
 namespace pageloom {
 namespace {
 
+// A probability that is none: of an expert that was chosen.
+constexpr float kTaken = -1.0f;
+
 // The likeliest experts of one token in descending order, the first of equals, and their weights. If a logit is not a
-// number no weight is, but the experts are still different ones.
-void choose_row(const Experts& experts, const bf16* logits, int32_t* chosen, float* weights,
-                std::vector<float>& probabilities) {
+// number no weight is, but the experts are still different ones. `probabilities`, [num_experts], is used on the way.
+void choose_row(const Experts& experts, const bf16* logits, float* probabilities, int32_t* chosen, float* weights) {
   const int num_experts = experts.num_experts;
-  probabilities.resize(num_experts);
   float largest = to_float(logits[0]);
   for (int e = 1; e < num_experts; ++e) largest = std::max(largest, to_float(logits[e]));
   float total = 0.0f;
   for (int e = 0; e < num_experts; ++e) total += probabilities[e] = std::exp(to_float(logits[e]) - largest);
   float chosen_total = 0.0f;
-  std::vector<bool> is_taken(num_experts);
   for (int i = 0; i < experts.experts_per_token; ++i) {
     int best = -1;
     for (int e = 0; e < num_experts; ++e) {
-      if (!is_taken[e] && (best < 0 || probabilities[e] > probabilities[best])) best = e;
+      if (probabilities[e] != kTaken && (best < 0 || probabilities[e] > probabilities[best])) best = e;
     }
-    is_taken[best] = true;
     chosen[i] = best;
     chosen_total += weights[i] = probabilities[best] / total;
+    probabilities[best] = kTaken;
   }
   if (!experts.normalize_weights) return;
   for (int i = 0; i < experts.experts_per_token; ++i) weights[i] /= chosen_total;
@@ -47,15 +47,15 @@ void ExpertMlp::forward(const Experts& experts, const bf16* x, int64_t num_rows,
 
 void ExpertMlp::choose(const Experts& experts, const bf16* x, int64_t num_rows) {
   router_logits_.reserve(sizeof(bf16) * num_rows * experts.num_experts);
+  probabilities_.reserve(sizeof(float) * num_rows * experts.num_experts);
   bf16* logits = router_logits_.as<bf16>();
   multiply(*experts.router, x, num_rows, logits);
   chosen_.resize(num_rows * experts.experts_per_token);
   weights_.resize(chosen_.size());
   for_row_groups(pool_, num_rows, [&](int64_t first, int64_t last) {
-    std::vector<float> probabilities;
     for (int64_t row = first; row < last; ++row) {
-      const int64_t pair = row * experts.experts_per_token;
-      choose_row(experts, logits + row * experts.num_experts, &chosen_[pair], &weights_[pair], probabilities);
+      const int64_t pair = row * experts.experts_per_token, start = row * experts.num_experts;
+      choose_row(experts, logits + start, probabilities_.as<float>() + start, &chosen_[pair], &weights_[pair]);
     }
   });
 }
@@ -81,20 +81,18 @@ void ExpertMlp::run_experts(const Experts& experts, const bf16* x, int64_t num_r
   });
   for (int e = 0; e < experts.num_experts; ++e) {
     bf16* rows = grouped + start_[e] * hidden_size;
-    if (start_[e + 1] > start_[e]) run_mlp(*experts.gate_up[e], *experts.down[e], rows, start_[e + 1] - start_[e], rows);
+    const int64_t num_pairs = start_[e + 1] - start_[e];
+    if (num_pairs > 0) run_mlp(*experts.gate_up[e], *experts.down[e], rows, num_pairs, rows);
   }
 }
 
 void ExpertMlp::combine(const Experts& experts, int64_t num_rows, bf16* out) {
   const int64_t hidden_size = in_features(*experts.router);
   for_row_groups(pool_, num_rows, [&](int64_t first, int64_t last) {
-    std::vector<const bf16*> outputs(experts.experts_per_token);
     for (int64_t row = first; row < last; ++row) {
       const int64_t pair = row * experts.experts_per_token;
-      for (int i = 0; i < experts.experts_per_token; ++i) {
-        outputs[i] = grouped_.as<bf16>() + place_[pair + i] * hidden_size;
-      }
-      sum_weighted(outputs.data(), &weights_[pair], experts.experts_per_token, hidden_size, out + row * hidden_size);
+      sum_weighted(grouped_.as<bf16>(), &place_[pair], &weights_[pair], experts.experts_per_token, hidden_size,
+                   out + row * hidden_size);
     }
   });
 }

@@ -49,9 +49,9 @@ class ExpertMlp {
   // Where the pair is among those that are grouped by expert, and where each expert's group starts.
   std::vector<int64_t> place_, start_;
 
-  Buffer router_logits_;  // [rows, num_experts]
-  Buffer grouped_;        // [pairs, hidden_size], the experts' inputs and then their outputs
-  Buffer wide_, inner_;   // of one network
+  Buffer router_logits_, probabilities_;  // [rows, num_experts]
+  Buffer grouped_;                        // [pairs, hidden_size], the experts' inputs and then their outputs
+  Buffer wide_, inner_;                   // of one network
   Buffer shared_, shared_gate_;
   Buffer scratch_;
 };

@@ -113,13 +113,14 @@ void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t la
   }
 }
 
-void sum_weighted(const bf16* const* rows, const float* weights, int num_rows, int64_t width, bf16* out) {
+void sum_weighted(const bf16* x, const int64_t* indices, const float* weights, int count, int64_t width, bf16* out) {
   for (int64_t i = 0; i < width; i += kLanes) {
     const int64_t rest = width - i;
     Floats total = zeros();
-    for (int r = 0; r < num_rows; ++r) {
-      const Floats value = rest >= kLanes ? load_bf16(rows[r] + i) : load_rest(rows[r] + i, rest);
-      total = add(total, rounded(mul(value, splat(weights[r]))));
+    for (int j = 0; j < count; ++j) {
+      const bf16* row = x + indices[j] * width + i;
+      const Floats value = rest >= kLanes ? load_bf16(row) : load_rest(row, rest);
+      total = add(total, rounded(mul(value, splat(weights[j]))));
     }
     rest >= kLanes ? store_bf16(out + i, total) : store_rest(out + i, rest, total);
   }
