@@ -142,10 +142,10 @@ def _experts(keys: _Metadata) -> ExpertsConfig | None:
             raise ModelLoadError(f"{keys.file.path}: {keys.prefix}{key} other than {supported} is not supported")
     architecture, tensors = keys.prefix.rstrip("."), keys.file.tensors
     # Mixtral's experts are as large as a Llama's only network.
-    inner_size = keys.count("expert_feed_forward_length", keys.get("feed_forward_length", int, 0) or None)
-    shared_size = None
+    only_size = keys.get("feed_forward_length", int, 0) or None
+    inner_size, shared_size = keys.count("expert_feed_forward_length", only_size), None
     if architecture == "qwen2moe":
-        shared_size = keys.count("expert_shared_feed_forward_length", keys.count("feed_forward_length"))
+        shared_size = keys.count("expert_shared_feed_forward_length", only_size)
     return ExpertsConfig(
         num_experts=num_experts,
         num_experts_per_token=per_token,
