@@ -15,7 +15,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from gateway.choice import ChoiceDelta, Finish
+from gateway.answers.choice import ChoiceDelta, Finish
 from gateway.errors import ClientDisconnected
 from pageloom import __version__
 

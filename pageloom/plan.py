@@ -57,12 +57,20 @@ class BatchPlan:
     copy_target_block_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a slot's run failed. `param` is the field of its SamplingParams that is at fault, "" if none is."""
+
+    message: str
+    param: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one step drew: `token_ids[i]` for `slots[i]`, in no particular order.
 
-    `logprobs` holds an entry for each slot whose sampling asked for them; `failures` a message for
-    each slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
+    `logprobs` holds an entry for each slot whose sampling asked for them; `failures` one for each
+    slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
     whose chunk ran tokens right before prompt tokens that are to be scored, and `embeddings` one for each slot whose
     run reached the end of a prompt that is pooled: little-endian float32 [hidden].
     """
@@ -72,7 +80,7 @@ class StepResult:
     slots: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     duration_s: float = 0.0

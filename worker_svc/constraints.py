@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pageloom.errors import InvalidRequest
-from pageloom.plan import Admission
+from pageloom.plan import Admission, Failure
 from pageloom.sampling_params import SamplingParams
 from worker_svc.bad_words import BadWords
 from worker_svc.grammar import Grammars, Match
@@ -22,6 +22,7 @@ from worker_svc.sampling_table import SamplingTable
 Bits = NDArray[np.int32]
 
 _NOTHING_LEFT = "no token is left that grammar, allowed_token_ids, bad_words and min_tokens together permit"
+_GRAMMAR = "grammar"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class Constraint:
     match: Match | None
     bad_words: BadWords | None
     fixed: Bits | None  # [vocab / 32]
+
+    @property
+    def param(self) -> str:
+        """The field to name when it leaves nothing."""
+        return _GRAMMAR if self.match is not None else "allowed_token_ids"
 
     def take(self, token_id: int) -> None:
         if self.match is not None:
@@ -89,7 +95,9 @@ class Constraints:
         constrained: NDArray[np.bool_] = self._constrained[slots]
         return constrained
 
-    def apply(self, logits: Tensor, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> dict[int, str]:
+    def apply(
+        self, logits: Tensor, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
+    ) -> dict[int, Failure]:
         """Makes the logits [rows, vocab] of what may not come next -inf; row i belongs to slots[i]. The tokens that
         min_tokens keeps back are among it, for constrained slots. Returns those for which nothing is left, and why."""
         rows = np.flatnonzero(self._constrained[slots])
@@ -111,7 +119,7 @@ class Constraints:
 
     def _match(self, grammar: str, output_token_ids: tuple[int, ...]) -> Match:
         if self._grammars is None:
-            raise InvalidRequest("this model's worker cannot follow a grammar; its log says why", param="grammar")
+            raise InvalidRequest("this model's worker cannot follow a grammar; its log says why", param=_GRAMMAR)
         return self._grammars.match(grammar, output_token_ids)
 
     def _fixed(self, sampling: SamplingParams) -> Bits | None:
@@ -123,8 +131,10 @@ class Constraints:
         fixed = _bits(allowed, self._vocab_size) if allowed else self._every_token
         return fixed & ~_bits(single, self._vocab_size)
 
-    def _allowed(self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> tuple[Bits, dict[int, str]]:
-        """What each of `slots` may draw, [rows, vocab / 32]: nothing, where a message says why."""
+    def _allowed(
+        self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
+    ) -> tuple[Bits, dict[int, Failure]]:
+        """What each of `slots` may draw, [rows, vocab / 32]: nothing, where a failure says why."""
         bits = np.repeat(self._every_token[None], len(slots), axis=0)
         constraints = [self._at(slot) for slot in slots.tolist()]
         failures = self._follow_grammars(constraints, slots, bits)
@@ -132,21 +142,23 @@ class Constraints:
             if slot not in failures:
                 self._narrow(bits[row], slot, constraint, int(num_output_tokens[row]))
                 if not bits[row].any():
-                    failures[slot] = _NOTHING_LEFT
+                    failures[slot] = Failure(_NOTHING_LEFT, constraint.param)
         return bits, failures
 
-    def _follow_grammars(self, constraints: list[Constraint], slots: NDArray[np.int64], bits: Bits) -> dict[int, str]:
+    def _follow_grammars(
+        self, constraints: list[Constraint], slots: NDArray[np.int64], bits: Bits
+    ) -> dict[int, Failure]:
         """Overwrites the rows of `bits` [rows, vocab / 32] that have a grammar. Returns the slots that cannot go on."""
         matches = [(one.match, row) for row, one in enumerate(constraints) if one.match is not None]
         if not matches:
             return {}
         assert self._grammars is not None
         self._grammars.fill(matches, bits)
-        failures: dict[int, str] = {}
+        failures: dict[int, Failure] = {}
         for match, row in matches:
             if problem := self._grammars.problem(match):
                 bits[row] = 0
-                failures[int(slots[row])] = problem
+                failures[int(slots[row])] = Failure(problem, _GRAMMAR)
         return failures
 
     def _narrow(self, bits: Bits, slot: int, constraint: Constraint, num_output_tokens: int) -> None:

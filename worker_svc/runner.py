@@ -14,7 +14,7 @@ from torch import Tensor
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.model_files import locate_model
-from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
+from pageloom.plan import BatchPlan, CacheInfo, Failure, ModelInfo, StepResult
 from worker_svc.batch_inputs import build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
 from worker_svc.cpu_kernels import Kernels, choose_kernels
@@ -174,7 +174,7 @@ class ModelRunner:
             try:
                 self._sampler.bind(admission)
             except InvalidRequest as error:
-                self._slots.reject(admission.slot, error.message)
+                self._slots.reject(admission.slot, Failure(error.message, error.param or ""))
 
     def _run(self, runs: Runs) -> tuple[Draws, PromptScores, Embeddings]:
         if len(runs.slots) == 0:

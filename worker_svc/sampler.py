@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom.outputs import TokenLogprobs
-from pageloom.plan import Admission
+from pageloom.plan import Admission, Failure
 from worker_svc.constraints import Constraints
 from worker_svc.counter_random import uniforms
 from worker_svc.draw import Truncation, draw, truncate
@@ -19,7 +19,7 @@ from worker_svc.penalties import PenaltyState
 from worker_svc.sampling_table import NO_LOGPROBS, SamplingTable
 
 _FAILED = -1
-NOT_FINITE = "the model's logits are not finite numbers"
+NOT_FINITE = Failure("the model's logits are not finite numbers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Draws:
 
     slots: NDArray[np.int64]  # [drawn]
     token_ids: NDArray[np.int64]  # [drawn], parallel to slots
-    failures: dict[int, str]  # by slot
+    failures: dict[int, Failure]  # by slot
     logprobs: dict[int, TokenLogprobs]  # by slot, for those that asked
 
     def without(self, slots: tuple[int, ...]) -> Draws:
@@ -39,7 +39,7 @@ class Draws:
         return Draws(
             slots=self.slots[kept],
             token_ids=self.token_ids[kept],
-            failures={slot: reason for slot, reason in self.failures.items() if slot not in slots},
+            failures={slot: failure for slot, failure in self.failures.items() if slot not in slots},
             logprobs={slot: logprobs for slot, logprobs in self.logprobs.items() if slot not in slots},
         )
 
@@ -57,7 +57,7 @@ def _draws(
     slots: NDArray[np.int64],
     token_ids: NDArray[np.int64],
     logprobs: dict[int, TokenLogprobs],
-    known_failures: dict[int, str],
+    known_failures: dict[int, Failure],
 ) -> Draws:
     drawn = token_ids != _FAILED
     failures = dict.fromkeys(slots[~drawn].tolist(), NOT_FINITE) | known_failures

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
+from itertools import starmap, zip_longest
+
+from pageloom.plan import Admission, BatchPlan, Failure, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
 from pageloom.wire.common import (
     cache_from_proto,
@@ -121,7 +123,8 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         logprob_slots=list(result.logprobs),
         logprobs=[logprobs_to_proto(logprobs) for logprobs in result.logprobs.values()],
         failed_slots=list(result.failures),
-        failure_messages=list(result.failures.values()),
+        failure_messages=[failure.message for failure in result.failures.values()],
+        failure_params=[failure.param for failure in result.failures.values()],
         duration_us=round(result.duration_s * 1e6),
         scored_slots=list(result.prompt_logprobs),
         prompt_logprobs=[prompt_logprobs_to_proto(scores) for scores in result.prompt_logprobs.values()],
@@ -132,6 +135,8 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
 
 def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
     logprobs = map(logprobs_from_proto, message.logprobs)
+    # Recordings from before failures had a field are read, too.
+    failures = starmap(Failure, zip_longest(message.failure_messages, message.failure_params, fillvalue=""))
     prompt_logprobs = map(prompt_logprobs_from_proto, message.prompt_logprobs)
     return StepResult(
         epoch=message.epoch,
@@ -139,7 +144,7 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         slots=tuple(message.slots),
         token_ids=tuple(message.token_ids),
         logprobs=dict(zip(message.logprob_slots, logprobs, strict=True)),
-        failures=dict(zip(message.failed_slots, message.failure_messages, strict=True)),
+        failures=dict(zip(message.failed_slots, failures, strict=True)),
         prompt_logprobs=dict(zip(message.scored_slots, prompt_logprobs, strict=True)),
         embeddings=dict(zip(message.pooled_slots, message.embeddings, strict=True)),
         duration_s=message.duration_us / 1e6,

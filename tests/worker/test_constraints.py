@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from pageloom.errors import InvalidRequest
 from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.model_files import locate_model
+from pageloom.plan import Failure
 from pageloom.sampling_params import SamplingParams
 from pageloom.tokenizer import Tokenizer, load_tokenizer
 from tests.support.sampler_bench import Bench, tokens_by_slot
@@ -236,7 +237,9 @@ class TestTrouble:
         while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
             assert len(bench.outputs[0]) < 100
         assert draws.failures.keys() == {0}
-        assert draws.failures[0].startswith("the grammar cannot be followed any further: lexer error: too many states")
+        assert draws.failures[0].param == "grammar"
+        says = "the grammar cannot be followed any further: lexer error: too many states"
+        assert draws.failures[0].message.startswith(says)
         assert draws.slots.tolist() == [1]
         bench.bind(0, hungry)
         assert not bench.sample(logits_at(0), [0]).failures
@@ -251,7 +254,8 @@ class TestTrouble:
         while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
             assert len(bench.outputs[0]) < 400
         assert draws.failures.keys() == {0}
-        assert draws.failures[0].endswith("it is so ambiguous that each token takes too long")
+        assert draws.failures[0].param == "grammar"
+        assert draws.failures[0].message.endswith("it is so ambiguous that each token takes too long")
         assert draws.slots.tolist() == [1]
 
     def test_a_model_without_a_tokenizer_has_no_grammars(self):
@@ -266,7 +270,7 @@ class TestTrouble:
         bench.bind(3, SamplingParams(seed=0, temperature=0.0, allowed_token_ids=(5, 6), bad_words=((5,),)))
         draws = bench.sample(logits_at(0, 4), [0, 1, 2, 3])
         message = "no token is left that grammar, allowed_token_ids, bad_words and min_tokens together permit"
-        assert draws.failures == {0: message, 2: message}
+        assert draws.failures == {0: Failure(message, "grammar"), 2: Failure(message, "allowed_token_ids")}
         assert draws.slots.tolist() == [1, 3]
         assert draws.token_ids[1] == 6
 

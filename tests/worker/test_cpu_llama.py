@@ -27,6 +27,7 @@ from worker_svc.models.cpu_llama import CpuLlama
 from worker_svc.models.llama import Llama
 from worker_svc.models.model import Model
 from worker_svc.runner import ModelRunner, load_runner
+from worker_svc.sampler import NOT_FINITE
 
 CPU = torch.device("cpu")
 NUM_POSITIONS = 256
@@ -214,5 +215,5 @@ def test_one_poisoned_request_fails_alone(tmp_path):
     # So few blocks that the later requests must use the poisoned ones again.
     driver = PlanDriver(load_tiny(tmp_path, num_blocks=6, max_num_seqs=3), max_chunk=16)
     outputs = driver.generate([prompts[0], [*prompts[1][:20], 13, 5], *prompts[1:]], 8, sampling)
-    assert driver.failures == {1: "the model's logits are not finite numbers"}
+    assert driver.failures == {1: NOT_FINITE}
     assert [outputs[i] for i in (0, 2, 3, 4)] == alone

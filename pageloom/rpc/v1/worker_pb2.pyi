@@ -132,7 +132,7 @@ class Admission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice_index: _Optional[int] = ..., first_scored_token: _Optional[int] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings")
+    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "failure_params")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class StepResult(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_PARAMS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -159,4 +160,5 @@ class StepResult(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
     pooled_slots: _containers.RepeatedScalarFieldContainer[int]
     embeddings: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    failure_params: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., failure_params: _Optional[_Iterable[str]] = ...) -> None: ...
