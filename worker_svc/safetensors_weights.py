@@ -92,7 +92,8 @@ class SafetensorsWeights:
 
     def describe(self, name: str) -> str:
         part = self._parts[name]
-        return f"{part.file}: tensor {part.stored_name}"
+        expert = f"[{part.index[0]}]" if part.index else ""
+        return f"{part.file}: tensor {part.stored_name}{expert}"
 
     def read(self, name: str, out: Tensor) -> None:
         self._dtype(name)
@@ -121,7 +122,7 @@ def _parts(path: Path, stored_name: str, shape: tuple[int, ...]) -> dict[str, _P
     """The tensors that a stored one holds, by their names."""
     name = stored_name.replace(".block_sparse_moe.", ".mlp.")
     fused = _FUSED_EXPERTS.fullmatch(name)
-    if fused is not None and len(shape) == 3:
+    if fused is not None and len(shape) == 3 and all(shape):
         return _expert_parts(path, stored_name, shape, prefix=fused[1], is_down=fused[2] == "down")
     mixtral = _MIXTRAL_EXPERT.fullmatch(name)
     if mixtral is not None:

@@ -64,11 +64,16 @@ class Llama:
         return destinations
 
     def linears(self) -> Iterator[NamedLinear]:
-        """All but the experts."""
+        """All that a step multiplies by as they are."""
         if self.head is not None:
             yield self.head, ["lm_head"], [self.config.vocab_size]
         for index, layer in enumerate(self.layers):
             yield from layer.linears(f"model.layers.{index}.")
+
+    def expert_linears(self) -> Iterator[NamedLinear]:
+        """Those of the experts, which a step multiplies by together."""
+        for index, layer in enumerate(self.layers):
+            yield from layer.expert_linears(f"model.layers.{index}.")
 
     def finish_loading(self) -> None:
         """Puts the loaded weights into the layout that the device multiplies fastest."""
@@ -133,9 +138,8 @@ class LlamaLayer:
         if self.query_norm is not None and self.key_norm is not None:
             destinations[f"{prefix}self_attn.q_norm.weight"] = self.query_norm
             destinations[f"{prefix}self_attn.k_norm.weight"] = self.key_norm
-        for linear, names, sizes in self.linears(prefix):
+        for linear, names, sizes in (*self.linears(prefix), *self.expert_linears(prefix)):
             destinations |= _parts(linear, names, sizes)
-        destinations |= self.mlp.expert_destinations(f"{prefix}mlp.")
         return destinations
 
     def linears(self, prefix: str) -> list[NamedLinear]:
@@ -146,6 +150,10 @@ class LlamaLayer:
             (self.output, [f"{attention}o_proj"], [self.config.hidden_size]),
             *self.mlp.linears(f"{prefix}mlp."),
         ]
+
+    def expert_linears(self, prefix: str) -> list[NamedLinear]:
+        """As Llama.expert_linears, for one layer."""
+        return self.mlp.expert_linears(f"{prefix}mlp.")
 
 
 def _parts(linear: Linear, names: Sequence[str], sizes: list[int]) -> dict[str, Tensor]:
