@@ -52,6 +52,9 @@ class GatewayMetrics:
         self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.", model_name)
+        self.grammars_refused = self._counter(
+            "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
+        )
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", TTFT_BUCKETS_S, model_name
         )
