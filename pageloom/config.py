@@ -91,6 +91,7 @@ DEFAULT_MAX_NUM_STEPS_IN_FLIGHT = 2
 DEFAULT_PRIORITY_AGEING_S = 60.0
 DEFAULT_BLOCK_SIZE = 32
 DEFAULT_MEMORY_UTILIZATION = 0.9
+DEFAULT_GRAMMAR_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_WORKER_ID = "worker-0"
 MAX_PORT = 65535
 # Below what the kernel holds: 107 bytes on Linux, 103 on macOS.
@@ -218,6 +219,7 @@ class WorkerConfig(ServiceConfig):
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
+    grammar_cache_bytes: int = DEFAULT_GRAMMAR_CACHE_BYTES
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
     def __post_init__(self) -> None:

@@ -162,14 +162,20 @@ def require_success(event: ChoiceFinished, *, grammar_field: str = "") -> None:
     """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time, InvalidRequest
     if the request is at fault. What the engine knows as its grammar came from `grammar_field`."""
     if event.reason is FinishReason.ERROR and event.error_param:
-        param = grammar_field if event.error_param == "grammar" and grammar_field else event.error_param
-        raise InvalidRequest(f"{param}: {event.error_message}", param=param)
+        raise of_field(InvalidRequest(event.error_message, param=event.error_param), grammar_field)
     if event.reason is FinishReason.ERROR:
         raise EngineError(event.error_message or "the engine failed")
     if event.reason is FinishReason.CANCELLED:
         raise Unavailable(event.error_message or "the engine cancelled the request")
     if event.reason is FinishReason.DEADLINE:
         raise DeadlineExceeded(event.error_message or "the request's deadline passed before it was answered")
+
+
+def of_field(error: InvalidRequest, grammar_field: str) -> InvalidRequest:
+    """What the engine says of a request, with the field's name in the message, and for its grammar the field that the
+    caller has sent."""
+    param = grammar_field if error.param == "grammar" and grammar_field else error.param
+    return type(error)(f"{param}: {error.message}", param=param)
 
 
 def _skipped_ids(job: Job, tokenizer: Tokenizer) -> frozenset[int]:
