@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pageloom.errors import DeadlineExceeded, EngineError, InvalidRequest, Unavailable
 from pageloom.timeline import Timeline
 
 
@@ -82,6 +83,18 @@ class ChoiceFinished:
     error_param: str = ""
     timeline: Timeline | None = None
     embedding: bytes = b""
+
+    def require_success(self, *, grammar_field: str = "") -> None:
+        """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time,
+        InvalidRequest if the request is at fault. What the engine knows as its grammar came from `grammar_field`."""
+        if self.reason is FinishReason.ERROR and self.error_param:
+            raise InvalidRequest(self.error_message, param=self.error_param).for_caller(grammar_field)
+        if self.reason is FinishReason.ERROR:
+            raise EngineError(self.error_message or "the engine failed")
+        if self.reason is FinishReason.CANCELLED:
+            raise Unavailable(self.error_message or "the engine cancelled the request")
+        if self.reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded(self.error_message or "the request's deadline passed before it was answered")
 
 
 # Those of the prompt come without gap or repeat, before the first tokens of choice 0.

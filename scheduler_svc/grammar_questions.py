@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from pageloom.errors import Overloaded
 from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
-from pageloom.rpc.v1 import worker_pb2
 
 # More than may be queued to run, by default. What they hold is the grammars' text.
 _MAX_QUESTIONS = 1024
 
 
 class GrammarQuestions:
-    """Of one worker. Each grammar is asked about once at a time, and so many at once as the worker takes."""
+    """Of one worker. Each grammar is asked about once at a time, and so many at once as the worker takes. `send` sends a
+    question, a number and a grammar."""
 
-    def __init__(self, send: Callable[[worker_pb2.PrepareGrammar], None]) -> None:
+    def __init__(self, send: Callable[[int, str], None]) -> None:
         self._send = send
         self._answers: dict[str, asyncio.Future[str]] = {}
         self._unsent: deque[str] = deque()
@@ -36,9 +36,9 @@ class GrammarQuestions:
             self._send_on()
         return answer
 
-    def take(self, message: worker_pb2.GrammarPrepared) -> None:
-        """Raises KeyError if nothing of that number was asked."""
-        self._answers.pop(self._sent.pop(message.number)).set_result(message.error)
+    def take(self, number: int, error: str) -> None:
+        """An answer. Raises KeyError if it is to no open question."""
+        self._answers.pop(self._sent.pop(number)).set_result(error)
         self._send_on()
 
     def end(self) -> None:
@@ -53,4 +53,4 @@ class GrammarQuestions:
         while self._unsent and len(self._sent) < MAX_GRAMMARS_PREPARING:
             self._num_sent += 1
             grammar = self._sent[self._num_sent] = self._unsent.popleft()
-            self._send(worker_pb2.PrepareGrammar(number=self._num_sent, grammar=grammar))
+            self._send(self._num_sent, grammar)

@@ -47,9 +47,7 @@ class WorkerLink:
         # One task writes: a call takes one write at a time, and a drain may coincide with a plan.
         self._outgoing: asyncio.Queue[worker_pb2.AttachResponse] = asyncio.Queue(_MAX_OUTGOING)
         self._superseded = asyncio.Event()
-        self._grammars = GrammarQuestions(
-            lambda message: self._outgoing.put_nowait(worker_pb2.AttachResponse(prepare_grammar=message))
-        )
+        self._grammars = GrammarQuestions(self._send_grammar)
         # Steps whose results are due, with the time from when the worker can have worked at each.
         self._due: deque[tuple[int, float]] = deque()
         self._results: deque[tuple[StepResult, float]] = deque()
@@ -159,9 +157,13 @@ class WorkerLink:
             self._due[0] = (step, max(sent_s, now_s))
         self._happened.set()
 
+    def _send_grammar(self, number: int, grammar: str) -> None:
+        message = worker_pb2.PrepareGrammar(number=number, grammar=grammar)
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(prepare_grammar=message))
+
     def _take_prepared(self, message: worker_pb2.GrammarPrepared) -> None:
         try:
-            self._grammars.take(message)
+            self._grammars.take(message.number, message.error)
         except KeyError:
             raise WorkerLost("it told of a grammar that it was not asked about") from None
 

@@ -69,8 +69,10 @@ def gguf_llama_config(file: GgufFile, rope_divisors: tuple[float, ...] | None) -
         max_position_embeddings=keys.count("context_length"),
         tie_word_embeddings="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        qk_norm=False,
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        experts=None,
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from gateway.answers.choice import ChoiceDelta, of_field
+from gateway.answers.choice import ChoiceDelta
 from gateway.answers.prompt_run import PromptRun
 from gateway.answers.token_counts import TokenCounts
 from gateway.metrics import RequestObserver
@@ -126,7 +126,7 @@ class Generation:
                     self._open.remove(entry)
                     self._ready.extend(run.end())
         except InvalidRequest as error:
-            self._failure = of_field(error, self._grammar_field) if error.param == "grammar" else error
+            self._failure = error.for_caller(self._grammar_field) if error.param == "grammar" else error
         except Exception as error:
             self._failure = error
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from gateway.answers.choice import Finish, ScoredToken
 from gateway.answers.generation import Generation
 from gateway.openai.prompt_logprobs import EchoedToken
-from gateway.parsing.tool_calls import ToolCallDelta
 from gateway.requests.job import Job
+from pageloom.parsing.tool_calls import ToolCallDelta
 from pageloom.timeline import Timeline
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
 from gateway.requests.job import Job
 from pageloom.errors import RequestError
+from pageloom.field_errors import invalid_request
 
 # Elsewhere a tool is itself what a chat has one level deeper.
 _FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function)?\.(\w+)")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.parsing.message_parser import MessageFormat
 from gateway.requests.terms import Terms
+from pageloom.parsing.message_parser import MessageFormat
 from pageloom.sampling_params import SamplingParams
 
 

@@ -13,7 +13,7 @@ from pageloom.errors import InvalidRequest, Overloaded
 from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
 from pageloom.outputs import ChoiceFinished, FinishReason
 from pageloom.requests import GenerateRequest
-from pageloom.rpc.v1 import engine_pb2_grpc, worker_pb2
+from pageloom.rpc.v1 import engine_pb2_grpc
 from pageloom.rpc_channel import open_channel
 from pageloom.sampling_params import SamplingParams
 from scheduler_svc import grammar_questions
@@ -150,21 +150,21 @@ async def _reasons(client: EngineClient, asked: GenerateRequest) -> list[FinishR
 
 class TestQuestions:
     async def test_each_grammar_is_asked_about_once_and_not_too_many_at_once(self):
-        sent: list[worker_pb2.PrepareGrammar] = []
-        questions = GrammarQuestions(sent.append)
+        sent: list[tuple[int, str]] = []
+        questions = GrammarQuestions(lambda number, grammar: sent.append((number, grammar)))
         answers = [questions.ask(str(number % 100)) for number in range(200)]
         assert len(sent) == MAX_GRAMMARS_PREPARING
-        for message in sent:
+        for number, grammar in sent:
             # It grows meanwhile.
-            questions.take(worker_pb2.GrammarPrepared(number=message.number, error=f"not {message.grammar}"))
+            questions.take(number, f"not {grammar}")
         assert [await answer for answer in answers] == [f"not {number % 100}" for number in range(200)]
         assert len(sent) == 100
         with pytest.raises(KeyError):
-            questions.take(worker_pb2.GrammarPrepared(number=1))
+            questions.take(1, "")
 
     async def test_they_are_bounded(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(grammar_questions, "_MAX_QUESTIONS", 2)
-        questions = GrammarQuestions(lambda _message: None)
+        questions = GrammarQuestions(lambda _number, _grammar: None)
         answers = [questions.ask(grammar) for grammar in ("a", "b", "a")]
         with pytest.raises(Overloaded):
             questions.ask("c")

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from worker_svc.models.llama import Llama
 
-MODEL_CLASSES = {"llama": Llama, "mistral": Llama, "qwen2": Llama}
+MODEL_CLASSES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"), Llama)

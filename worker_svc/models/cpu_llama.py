@@ -21,6 +21,7 @@ from pageloom_kernels.cpu.engine import (
 from pageloom_kernels.cpu.library import NoCpuLibrary
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.models.config import LlamaConfig
+from worker_svc.models.feed_forward import DenseMlp
 from worker_svc.models.layers import Linear
 from worker_svc.models.llama import EMBEDDING, Llama, LlamaLayer
 from worker_svc.models.model import Destination
@@ -117,13 +118,14 @@ class CpuLlama:
         return matrix
 
     def _pack_layer(self, layer: LlamaLayer) -> LayerWeights:
+        assert isinstance(layer.mlp, DenseMlp), "check_shape refuses others"
         return LayerWeights(
             attention_norm=layer.attention_norm,
             qkv=self._pack(layer.qkv),
             output=self._pack(layer.output),
             mlp_norm=layer.mlp_norm,
-            gate_up=self._pack(layer.gate_up),
-            down=self._pack(layer.down),
+            gate_up=self._pack(layer.mlp.gate_up),
+            down=self._pack(layer.mlp.down),
         )
 
     def _pack(self, linear: Linear) -> LinearWeights:
@@ -138,6 +140,10 @@ class CpuLlama:
 
 def check_shape(config: LlamaConfig, block_size: int) -> None:
     """Raises NoCpuLibrary if the library cannot run a model of this shape."""
+    if config.experts is not None:
+        raise NoCpuLibrary("they know no mixture of experts")
+    if config.qk_norm:
+        raise NoCpuLibrary("they know no normalized queries and keys")
     if block_size % PAGE_TOKENS:
         raise NoCpuLibrary(f"their KV blocks hold {PAGE_TOKENS} tokens or a multiple, and --block-size is {block_size}")
     if config.head_dim % HEAD_DIM_MULTIPLE:
