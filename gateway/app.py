@@ -11,17 +11,16 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
+from gateway.answers.lifecycle import Lifecycle
 from gateway.batches.directory import BatchDirectory
 from gateway.batches.file_store import FileStore, StoreLimits
 from gateway.batches.inner_call import caller
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
-from gateway.grammar_compiler import GrammarCompiler
-from gateway.lifecycle import Lifecycle
+from gateway.http.middleware import RequestMiddleware
+from gateway.http.openapi import describe_truly
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import RequestMiddleware
-from gateway.openapi import describe_truly
 from gateway.responses.store import ResponseStore
 from gateway.routes import (
     anthropic_messages,
@@ -42,6 +41,7 @@ from pageloom import __version__
 from pageloom.batch_lines import BATCH_URLS
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 
 # Templates and tokenizers release the GIL only in part, so more threads would not help.
 NUM_TEXT_THREADS = 2
@@ -81,7 +81,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         engine=EngineState(client, model.tokenizer.vocab_size),
         lifecycle=lifecycle,
         metrics=metrics,
-        grammar_compiler=GrammarCompiler(model.tokenizer),
+        grammar_compiler=GrammarCompiler(model.tokenizer, on_refusal=metrics.grammars_refused.inc),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
         responses=ResponseStore(
             max_responses=config.max_stored_responses,
@@ -130,11 +130,10 @@ def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
-    async with gateway.client, asyncio.TaskGroup() as tasks:
+    async with gateway.client, gateway.grammar_compiler, asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(gateway.engine.watch())
         await gateway.batches.open()
         yield
         await gateway.batches.close()
         watch.cancel()
-        await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

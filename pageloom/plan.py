@@ -64,6 +64,14 @@ class BatchPlan:
     draft_limits: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a slot's run failed. `param` is the field of its SamplingParams that is at fault, "" if none is."""
+
+    message: str
+    param: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one step drew: the next `token_counts[i]` of `token_ids` for `slots[i]`, in no particular order of slots;
@@ -72,7 +80,7 @@ class StepResult:
     `draft_counts[i]` drafts were run for `slots[i]`, and all tokens but the last are those that were right; none
     were if there are no counts. `draft_limit` is how many are worth running in a batch like this one, if the worker
     says; `undrafted_duration_s` what as many tokens would have taken without drafts, if there were any.
-    `logprobs` holds those of all its tokens for each slot whose sampling asked for them; `failures` a message for
+    `logprobs` holds those of all its tokens for each slot whose sampling asked for them; `failures` one for
     each slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
     whose chunk ran tokens right before prompt tokens that are to be scored, and `embeddings` one for each slot whose
     run reached the end of a prompt that is pooled: little-endian float32 [hidden].
@@ -86,7 +94,7 @@ class StepResult:
     draft_counts: tuple[int, ...] = ()
     draft_limit: int | None = None
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     duration_s: float = 0.0

@@ -12,17 +12,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from pageloom.errors import InvalidRequest
-from pageloom.plan import Admission
+from pageloom.plan import Admission, Failure
 from pageloom.sampling_params import SamplingParams
 from worker_svc.bad_words import BadWords
 from worker_svc.draw_rows import DrawRows
-from worker_svc.grammar import Grammars, Match
+from worker_svc.grammar import NO_GRAMMARS, Grammars, Match
 from worker_svc.sampling_table import SamplingTable
 
 # Bit i of element j is token 32 j + i.
 Bits = NDArray[np.int32]
 
 _NOTHING_LEFT = "no token is left that grammar, allowed_token_ids, bad_words and min_tokens together permit"
+_GRAMMAR = "grammar"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +33,11 @@ class Constraint:
     match: Match | None
     bad_words: BadWords | None
     fixed: Bits | None  # [vocab / 32]
+
+    @property
+    def param(self) -> str:
+        """The field to name when it leaves nothing."""
+        return _GRAMMAR if self.match is not None else "allowed_token_ids"
 
     def after(self, token_id: int) -> Constraint:
         """That of an output which goes on with a token, while this one waits for what is drawn."""
@@ -107,7 +113,7 @@ class Constraints:
             return len(token_ids)
         return constraint.match.num_possible(token_ids.tolist())
 
-    def apply(self, logits: Tensor, draws: DrawRows) -> dict[int, str]:
+    def apply(self, logits: Tensor, draws: DrawRows) -> dict[int, Failure]:
         """Makes the logits [rows, vocab] of what may not come next -inf; drafts before a row count as if they had been
         drawn. The tokens that min_tokens keeps back are among it, for constrained slots. Returns the slots that cannot
         go on after their last known token, and why."""
@@ -133,7 +139,7 @@ class Constraints:
 
     def _match(self, grammar: str, output_token_ids: tuple[int, ...]) -> Match:
         if self._grammars is None:
-            raise InvalidRequest("this model's worker cannot follow a grammar; its log says why", param="grammar")
+            raise InvalidRequest(NO_GRAMMARS, param=_GRAMMAR)
         return self._grammars.match(grammar, output_token_ids)
 
     def _fixed(self, sampling: SamplingParams) -> Bits | None:
@@ -157,7 +163,7 @@ class Constraints:
 
     def _allowed(
         self, slots: NDArray[np.int64], constraints: list[Constraint], num_output_tokens: NDArray[np.int64]
-    ) -> tuple[Bits, dict[int, str]]:
+    ) -> tuple[Bits, dict[int, Failure]]:
         """What each row may draw, [rows, vocab / 32]: nothing, where a message says why, by row."""
         bits = np.repeat(self._every_token[None], len(slots), axis=0)
         problems = self._follow_grammars(constraints, bits)
@@ -165,21 +171,21 @@ class Constraints:
             if row not in problems:
                 self._narrow(bits[row], slot, constraint, int(num_output_tokens[row]))
                 if not bits[row].any():
-                    problems[row] = _NOTHING_LEFT
+                    problems[row] = Failure(_NOTHING_LEFT, constraint.param)
         return bits, problems
 
-    def _follow_grammars(self, constraints: list[Constraint], bits: Bits) -> dict[int, str]:
+    def _follow_grammars(self, constraints: list[Constraint], bits: Bits) -> dict[int, Failure]:
         """Overwrites the rows of `bits` [rows, vocab / 32] that have a grammar. Returns those that cannot go on."""
         matches = [(one.match, row) for row, one in enumerate(constraints) if one.match is not None]
         if not matches:
             return {}
         assert self._grammars is not None
         self._grammars.fill(matches, bits)
-        problems: dict[int, str] = {}
+        problems: dict[int, Failure] = {}
         for match, row in matches:
             if problem := self._grammars.problem(match):
                 bits[row] = 0
-                problems[row] = problem
+                problems[row] = Failure(problem, _GRAMMAR)
         return problems
 
     def _narrow(self, bits: Bits, slot: int, constraint: Constraint, num_output_tokens: int) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom.outputs import TokenLogprobs
-from pageloom.plan import Admission
+from pageloom.plan import Admission, Failure
 from worker_svc.constraints import Constraints
 from worker_svc.counter_random import uniforms
 from worker_svc.draw import Truncation, draw, truncate
@@ -19,7 +19,7 @@ from worker_svc.grammar import Grammars
 from worker_svc.penalties import PenaltyState
 from worker_svc.sampling_table import NO_LOGPROBS, SamplingTable
 
-NOT_FINITE = "the model's logits are not finite numbers"
+NOT_FINITE = Failure("the model's logits are not finite numbers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Draws:
     counts: NDArray[np.int64]  # [drawn]: tokens of each slot, at least 1
     num_drafts: NDArray[np.int64]  # [drawn]: drafts that each slot ran
     token_ids: NDArray[np.int64]  # [sum of counts]
-    failures: dict[int, str]  # by slot
+    failures: dict[int, Failure]  # by slot
     logprobs: dict[int, tuple[TokenLogprobs, ...]]  # by slot, for those that asked, one for each token
 
     def without(self, slots: tuple[int, ...]) -> Draws:
@@ -43,7 +43,7 @@ class Draws:
             counts=self.counts[kept],
             num_drafts=self.num_drafts[kept],
             token_ids=self.token_ids[np.repeat(kept, self.counts)],
-            failures={slot: reason for slot, reason in self.failures.items() if slot not in slots},
+            failures={slot: failure for slot, failure in self.failures.items() if slot not in slots},
             logprobs={slot: logprobs for slot, logprobs in self.logprobs.items() if slot not in slots},
         )
 
@@ -71,7 +71,7 @@ def _draws(
     token_ids: NDArray[np.int64],
     counts: NDArray[np.int64],
     logprobs: dict[int, tuple[TokenLogprobs, ...]],
-    known_failures: dict[int, str],
+    known_failures: dict[int, Failure],
 ) -> Draws:
     drawn = counts > 0
     return Draws(

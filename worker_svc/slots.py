@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pageloom.errors import EngineError
-from pageloom.plan import Admission, BatchPlan
+from pageloom.plan import Admission, BatchPlan, Failure
 from pageloom.policies import Pooling
 
 
@@ -87,7 +87,7 @@ class SlotTable:
         # Whose prompt is pooled: it draws nothing.
         self._pools = np.zeros(max_num_seqs, np.bool_)
         # Bound slots that must not run, and why: one bad request may not end the step of the others.
-        self._rejected: dict[int, str] = {}
+        self._rejected: dict[int, Failure] = {}
         self._epoch = 0
         self.num_used_blocks = 0  # up to the highest block id that a slot was ever given
 
@@ -117,11 +117,11 @@ class SlotTable:
             return tuple(np.flatnonzero(self._bound).tolist())
         return plan.released_slots
 
-    def reject(self, slot: int, message: str) -> None:
-        """The bound `slot` must not run: it fails with `message` when a plan wants it to."""
-        self._rejected[slot] = message
+    def reject(self, slot: int, failure: Failure) -> None:
+        """The bound `slot` must not run: it fails when a plan wants it to."""
+        self._rejected[slot] = failure
 
-    def select_runs(self, plan: BatchPlan) -> tuple[Runs, dict[int, str]]:
+    def select_runs(self, plan: BatchPlan) -> tuple[Runs, dict[int, Failure]]:
         """The sequences that the plan runs, and why the slots that it cannot run fail.
 
         Raises PlanError if a run goes past what the slot's tokens or blocks hold.
@@ -135,7 +135,7 @@ class SlotTable:
         lens = np.concatenate((np.ones_like(decode_slots), np.array(plan.chunk_lens, np.int64)))
         if len(slots) != len(lens) or lens.min(initial=1) < 1:
             raise PlanError("chunk_lens must hold one length of at least 1 for each of chunk_slots")
-        failures: dict[int, str] = {}
+        failures: dict[int, Failure] = {}
         if self._rejected:
             failures = {slot: self._rejected[slot] for slot in slots.tolist() if slot in self._rejected}
             runnable = ~np.isin(slots, list(failures))
@@ -208,7 +208,8 @@ class SlotTable:
         self.num_prompt_tokens[slot] = admission.num_prompt_tokens
         self.num_computed_tokens[slot] = admission.num_computed_tokens
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-            self._rejected[slot] = f"a token id is outside the model's vocabulary of {self._vocab_size}"
+            message = f"a token id is outside the model's vocabulary of {self._vocab_size}"
+            self._rejected[slot] = Failure(message)
             return
         self.token_ids[slot, : len(tokens)] = tokens
 

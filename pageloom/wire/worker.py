@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import starmap, zip_longest
+
 from pageloom.outputs import TokenLogprobs
-from pageloom.plan import Admission, BatchPlan, StepResult, WorkerHello
+from pageloom.plan import Admission, BatchPlan, Failure, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
 from pageloom.wire.common import (
     cache_from_proto,
@@ -21,7 +23,7 @@ from pageloom.wire.common import (
 )
 
 # Raised whenever the meaning of the plan stream changes; both ends must have the same.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
@@ -131,7 +133,8 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         logprob_slots=[slot for slot, logprobs in result.logprobs.items() for _ in logprobs],
         logprobs=[logprobs_to_proto(one) for logprobs in result.logprobs.values() for one in logprobs],
         failed_slots=list(result.failures),
-        failure_messages=list(result.failures.values()),
+        failure_messages=[failure.message for failure in result.failures.values()],
+        failure_params=[failure.param for failure in result.failures.values()],
         duration_us=round(result.duration_s * 1e6),
         undrafted_duration_us=round(result.undrafted_duration_s * 1e6),
         scored_slots=list(result.prompt_logprobs),
@@ -145,6 +148,8 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for slot, one in zip(message.logprob_slots, message.logprobs, strict=True):
         logprobs[slot] = (*logprobs.get(slot, ()), logprobs_from_proto(one))
+    # Recordings from before failures had a field are read, too.
+    failures = starmap(Failure, zip_longest(message.failure_messages, message.failure_params, fillvalue=""))
     prompt_logprobs = map(prompt_logprobs_from_proto, message.prompt_logprobs)
     return StepResult(
         epoch=message.epoch,
@@ -155,7 +160,7 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         draft_counts=tuple(message.draft_counts),
         draft_limit=message.draft_limit if message.HasField("draft_limit") else None,
         logprobs=logprobs,
-        failures=dict(zip(message.failed_slots, message.failure_messages, strict=True)),
+        failures=dict(zip(message.failed_slots, failures, strict=True)),
         prompt_logprobs=dict(zip(message.scored_slots, prompt_logprobs, strict=True)),
         embeddings=dict(zip(message.pooled_slots, message.embeddings, strict=True)),
         duration_s=message.duration_us / 1e6,

@@ -112,12 +112,13 @@ class StepCommit:
 
     def fail(self) -> None:
         """Ends each choice whose run failed; the others of the step are not touched."""
-        for slot, message in self._result.failures.items():
+        for slot, failure in self._result.failures.items():
             binding = self._bound_at(slot)
             binding.failed = True
             self._group.tables.distrust(binding)
             if not binding.sequence.finished:
-                self._finish(binding, End(FinishReason.ERROR, error_message=message))
+                end = End(FinishReason.ERROR, error_message=failure.message, error_param=failure.param)
+                self._finish(binding, end)
 
     def _succeeded(self, slots: Ints) -> Ints:
         failures = self._result.failures

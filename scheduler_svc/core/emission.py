@@ -50,6 +50,7 @@ class End(NamedTuple):
     reason: FinishReason
     stop_token_id: int | None = None
     error_message: str = ""
+    error_param: str = ""
     embedding: bytes = b""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pageloom.outputs import FinishReason, PromptLogprobs, TokenLogprobs
-from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
+from pageloom.plan import Admission, BatchPlan, CacheInfo, Failure, ModelInfo, StepResult, WorkerHello
 from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 
@@ -234,7 +234,7 @@ class PaperWorker:
                 for slot, token_ids in drawn.items()
                 if self.slots[slot].admission.sampling.logprobs is not None
             },
-            failures=dict.fromkeys(failing_slots, "no numbers"),
+            failures=dict.fromkeys(failing_slots, Failure("no numbers")),
             prompt_logprobs={slot: scores for slot, scores in scored.items() if scores is not None},
             embeddings=embeddings,
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
-from pageloom.plan import Admission, BatchPlan, StepResult
+from pageloom.plan import Admission, BatchPlan, Failure, StepResult
 from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 from worker_svc.runner import ModelRunner
@@ -51,7 +51,7 @@ class PlanDriver:
         self._rng.shuffle(self._free_blocks)
         self._bound: dict[int, DrivenSequence] = {}
         self._released: list[int] = []
-        self.failures: dict[int, str] = {}
+        self.failures: dict[int, Failure] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
         self.embeddings: dict[int, bytes] = {}
@@ -121,7 +121,7 @@ class PlanDriver:
         for slot, scores in result.prompt_logprobs.items():
             self.prompt_logprobs.setdefault(self._bound[slot].index, []).append(scores)
         self.embeddings |= {self._bound[slot].index: vector for slot, vector in result.embeddings.items()}
-        self.failures |= {self._bound[slot].index: message for slot, message in result.failures.items()}
+        self.failures |= {self._bound[slot].index: failure for slot, failure in result.failures.items()}
         return result
 
     def _grow(self, sequence: DrivenSequence, num_tokens: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from pageloom.plan import Admission
 from pageloom.sampling_params import SamplingParams
 from tests.support.sampler_bench import VOCAB_SIZE, Bench, plain_rows, tokens_by_slot
-from worker_svc.sampler import Sampler
+from worker_svc.sampler import NOT_FINITE, Sampler
 
 
 def make_logits(rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -100,7 +100,7 @@ def test_rows_without_finite_logits_fail_alone(vocab_size, truncation):
     logits[1] = math.inf
     logits[5] = -math.inf
     draws = bench.sample(logits, list(range(6)))
-    assert draws.failures == dict.fromkeys((0, 1, 5), "the model's logits are not finite numbers")
+    assert draws.failures == dict.fromkeys((0, 1, 5), NOT_FINITE)
     assert tokens_by_slot(draws) == expected
     assert draws.logprobs.keys() == {2, 3, 4}
 

@@ -34,7 +34,7 @@ class Oracle:
     """Guesses from what each prompt has come to before, and now and then wrongly, so that runs of every length are
     right. What it is told of the model's steps has to fit the tokens."""
 
-    num_features = 0
+    tap_layers = ()
 
     def __init__(self) -> None:
         self.answers: dict[tuple[int, ...], list[int]] = {}
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_runner(model: Path | str, drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch, **settings) -> ModelRunner:
     """One that runs all drafts that it may."""
     with monkeypatch.context() as patch:
-        patch.setattr("worker_svc.runner.open_drafter", lambda _config: drafter)
+        patch.setattr("worker_svc.runner.open_drafter", lambda *_args: drafter)
         costs = StepCosts(np.array([1]), np.array([1.0]))
         patch.setattr("worker_svc.runner.measure_step_costs", lambda *_args: costs)
         runner = load(model, num_speculative_tokens=NUM_DRAFTS, **settings)  # type: ignore[arg-type]

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pageloom.plan import Admission
-from worker_svc.batch_inputs import BatchInputs
 from worker_svc.drafting.draft_lengths import DraftLengths
 from worker_svc.drafting.drafter import Drafter, DraftRequests, Drafts, TargetStep
 from worker_svc.drafting.step_costs import StepCosts
@@ -35,7 +33,7 @@ class Speculation:
     """One drafter, and how much of what it guesses is run. Nothing is decided here about what is drawn."""
 
     def __init__(self, drafter: Drafter, costs: StepCosts, *, max_num_seqs: int, max_num_draft_tokens: int) -> None:
-        self.num_features = drafter.num_features
+        self.tap_layers = drafter.tap_layers
         self._drafter = drafter
         self._lengths = DraftLengths(costs, max_num_seqs=max_num_seqs, max_num_draft_tokens=max_num_draft_tokens)
         # Of the step at hand: when its guesses were made.
@@ -56,17 +54,16 @@ class Speculation:
         self._started_s = time.perf_counter()
         return with_drafts
 
-    def observe(
-        self, runs: Runs, inputs: BatchInputs, features: Tensor | None, draws: Draws, table: SlotTable
-    ) -> DraftReport:
+    def observe(self, step: TargetStep, draws: Draws, table: SlotTable) -> DraftReport:
         """After the step, with `table` at its end."""
-        self._drafter.observe(TargetStep(runs=runs, inputs=inputs, features=features), table)
+        runs, seconds = step.runs, time.perf_counter() - self._started_s
+        self._drafter.observe(step, table)
         self._lengths.record(draws.slots, draws.num_drafts, draws.counts - 1)
         num_draws, num_drafts = int(np.count_nonzero(runs.draws)), int(runs.num_drafts.sum())
         num_rows = int(runs.lens.sum()) - num_drafts
         if num_rows == num_draws:
             # Prompts go another way through the model.
-            self._lengths.record_step(time.perf_counter() - self._started_s, num_rows, num_drafts)
+            self._lengths.record_step(seconds, num_rows, num_drafts)
         undrafted_part = 0.0
         if num_drafts and len(draws.slots):
             undrafted_part = self._lengths.undrafted_part(num_rows, num_drafts) * float(draws.counts.mean())

@@ -8,26 +8,46 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step_result", "heartbeat", "leaving")
+    __slots__ = ("hello", "step_result", "heartbeat", "leaving", "grammar_prepared")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_RESULT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step_result: StepResult
     heartbeat: Heartbeat
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    grammar_prepared: GrammarPrepared
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "plan", "drain")
+    __slots__ = ("welcome", "plan", "drain", "prepare_grammar")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     plan: BatchPlan
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    prepare_grammar: PrepareGrammar
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., prepare_grammar: _Optional[_Union[PrepareGrammar, _Mapping]] = ...) -> None: ...
+
+class PrepareGrammar(_message.Message):
+    __slots__ = ("number", "grammar")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    grammar: str
+    def __init__(self, number: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+
+class GrammarPrepared(_message.Message):
+    __slots__ = ("number", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: str
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("timeout_s",)
@@ -138,7 +158,7 @@ class Admission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice_index: _Optional[int] = ..., first_scored_token: _Optional[int] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "token_counts", "draft_counts", "draft_limit", "undrafted_duration_us")
+    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "failure_params", "token_counts", "draft_counts", "draft_limit", "undrafted_duration_us")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +172,7 @@ class StepResult(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_PARAMS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -169,8 +190,9 @@ class StepResult(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
     pooled_slots: _containers.RepeatedScalarFieldContainer[int]
     embeddings: _containers.RepeatedScalarFieldContainer[bytes]
+    failure_params: _containers.RepeatedScalarFieldContainer[str]
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     draft_counts: _containers.RepeatedScalarFieldContainer[int]
     draft_limit: int
     undrafted_duration_us: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[_Iterable[int]] = ..., draft_limit: _Optional[int] = ..., undrafted_duration_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., failure_params: _Optional[_Iterable[str]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[_Iterable[int]] = ..., draft_limit: _Optional[int] = ..., undrafted_duration_us: _Optional[int] = ...) -> None: ...

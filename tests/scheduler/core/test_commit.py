@@ -6,7 +6,7 @@ import pytest
 
 from pageloom.errors import EngineError
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
-from pageloom.plan import StepResult
+from pageloom.plan import Failure, StepResult
 from scheduler_svc.core import Committed, Scheduler, invariants
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.paper_world import PaperWorld
@@ -132,6 +132,11 @@ class TestFailures:
         world.drain()
         assert world.scheduler.stats().num_finished[FinishReason.LENGTH] == 2
 
+    def test_the_field_at_fault_is_told(self):
+        failed = StepResult(epoch=1, step=1, failures={0: Failure("it is too ambiguous", "grammar")})
+        (ending,) = started().commit("a", failed, 12.0).endings
+        assert (ending.event.error_message, ending.event.error_param) == ("it is too ambiguous", "grammar")
+
     def test_a_chunk_that_draws_nothing_may_fail_too(self):
         world = make_world(make_limits(max_num_batched_tokens=4))
         world.submit(make_request(prompt=20))
@@ -253,8 +258,14 @@ class TestResultsThatDoNotFit:
             (StepResult(epoch=1, step=1, slots=(0, 0), token_ids=(5, 6)), "2 tokens"),
             (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5, 6)), "2 tokens"),
             (StepResult(epoch=1, step=1, slots=(0,), token_ids=(40,)), "outside the vocabulary of 40"),
-            (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={0: "no"}), r"due for each of \[\]"),
-            (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={3: "no"}), "not all of them ran"),
+            (
+                StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={0: Failure("no")}),
+                r"due for each of \[\]",
+            ),
+            (
+                StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={3: Failure("no")}),
+                "not all of them ran",
+            ),
         ],
     )
     def test_one_that_does_not_answer_its_plan_changes_nothing(self, result: StepResult, says: str):
