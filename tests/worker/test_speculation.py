@@ -175,9 +175,9 @@ def test_the_context_is_not_overrun(plain, guessing, oracle):
 def test_50000_tokens_are_distributed_as_without(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """By prompt lookup, with other seeds than without, so that nothing is equal by its key. Of eight tokens something
     came up before nearly always, and is wrong mostly."""
-    num_seqs, num_tokens, allowed = 1_000, 50, tuple(range(20, 28))
+    num_seqs, num_tokens, allowed = 500, 100, tuple(range(20, 28))
     drafters = (None, NgramDrafter(min_len=1, max_len=3))
-    wide = {"max_num_seqs": 40, "num_blocks": 160, "max_num_batched_tokens": 512}
+    wide = {"max_num_seqs": 64, "num_blocks": 300, "max_num_batched_tokens": 512}
     plain, ngram = (open_runner(folder, drafter, monkeypatch, dtype="bfloat16", **wide) for drafter in drafters)
     counts = []
     for runner, num_drafts, first_seed in ((plain, 0, 0), (ngram, NUM_DRAFTS, num_seqs)):

@@ -4,6 +4,7 @@ them too."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.scheduler.core.builders import make_limits, make_request
 from tests.support.paper_model import paper_hello
 
 
-def guessing_hello(**settings) -> WorkerHello:
+def guessing_hello(**settings: Any) -> WorkerHello:
     return paper_hello("a", **{"max_num_draft_tokens": 4, **settings})
 
 
