@@ -19,7 +19,6 @@ from worker_svc.drafting.drafter import DraftRequests, Drafts, TargetStep
 from worker_svc.models.model import Model
 from worker_svc.slots import SlotTable
 
-
 # Known tokens that a slot may lack and be guessed for in the same step. A prompt takes as long as many guesses do, and
 # would seem to be the price of one.
 _MOST_LACKING = 16
