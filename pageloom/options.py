@@ -14,7 +14,17 @@ from typing import Annotated, Any
 import typer
 
 from pageloom import config
-from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, PoolingChoice, Quantization, flag_name
+from pageloom.config import (
+    BlockSize,
+    CpuKernels,
+    Device,
+    Dtype,
+    LogLevel,
+    PoolingChoice,
+    Quantization,
+    SpeculativeMethod,
+    flag_name,
+)
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits, described_limits
@@ -112,6 +122,18 @@ PoolingOption = Annotated[
     _option("--pooling", "Which hidden state is a prompt's embedding: the last token's, or the mean of all. auto: as "
             "the model folder's 1_Pooling/config.json says, else the last."),
 ]  # fmt: skip
+SpeculativeMethodOption = Annotated[
+    SpeculativeMethod,
+    _option("--speculative-method", "Where tokens are guessed from, to be verified several in a step: ngram: from "
+            "what followed the same words earlier in prompt or answer. Answers stay the same."),
+]  # fmt: skip
+NumSpeculativeTokens = Annotated[
+    int, _option("--num-speculative-tokens", "Most tokens that are guessed at a time for one answer.", min=1, max=64)
+]
+PromptLookupMin = Annotated[
+    int, _option("--prompt-lookup-min", "Fewest tokens that must come up again for ngram to guess.", min=1)
+]
+PromptLookupMax = Annotated[int, _option("--prompt-lookup-max", "Most tokens that ngram compares.", min=1)]
 MaxModelLen = Annotated[
     int | None,
     _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
