@@ -186,8 +186,12 @@ class _GrammarProcess:
 
     async def kill(self) -> None:
         self._process.kill()
+        # The system closes its end after it has taken its memory back. Not in a thread: when an interpreter ends, there
+        # are none any more.
+        with suppress(ConnectionError):
+            await self._answers.read()
         self._requests.close()
-        await asyncio.to_thread(self._process.wait)
+        self._process.wait()
 
     def _demote(self) -> None:
         self.demoted = True

@@ -243,5 +243,9 @@ def _score(one: Pooled, other: Pooled) -> ScoringRequestOutput:
 
 
 def _close(thread: LoopThread, exits: AsyncExitStack) -> None:
+    if thread.is_current:
+        # An LLM that nobody has shut down may be found by the garbage collector there.
+        thread.run_soon(exits.aclose())
+        return
     thread.run(exits.aclose())
     thread.close()
