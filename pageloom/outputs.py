@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from pageloom.errors import DeadlineExceeded, EngineError, InvalidRequest, Unavailable
 from pageloom.timeline import Timeline
@@ -53,11 +54,11 @@ class PromptLogprobs:
         return TokenLogprobs(self.logprobs[row], self.top_token_ids[top], self.top_logprobs[top])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokensGenerated:
+class TokensGenerated(NamedTuple):
     """New tokens of one choice; `first_index` counts from its first output token.
 
-    `logprobs` has one entry per token if the request asked for them, otherwise it is empty.
+    `logprobs` has one entry per token if the request asked for them, otherwise it is empty. One is made for each token
+    of a stream, and a tuple is made several times faster than a dataclass.
     """
 
     choice_index: int
@@ -88,8 +89,7 @@ class ChoiceFinished:
         """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time,
         InvalidRequest if the request is at fault. What the engine knows as its grammar came from `grammar_field`."""
         if self.reason is FinishReason.ERROR and self.error_param:
-            param = grammar_field if self.error_param == "grammar" and grammar_field else self.error_param
-            raise InvalidRequest(f"{param}: {self.error_message}", param=param)
+            raise InvalidRequest(self.error_message, param=self.error_param).for_caller(grammar_field)
         if self.reason is FinishReason.ERROR:
             raise EngineError(self.error_message or "the engine failed")
         if self.reason is FinishReason.CANCELLED:

@@ -13,17 +13,19 @@ from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, Failure, ModelInfo, StepResult
-from worker_svc.batch_inputs import BatchInputs, build_batch_inputs
+from pageloom_kernels import HiddenTaps
+from worker_svc.batch_inputs import build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
 from worker_svc.cpu_kernels import Kernels, choose_kernels
 from worker_svc.device import dtype_name, resolve_device
 from worker_svc.digest import model_digest
-from worker_svc.drafting.drafter import Drafter
+from worker_svc.drafting.draft_model import DraftModel, load_draft_model
+from worker_svc.drafting.drafter import Drafter, TargetStep
 from worker_svc.drafting.open import open_drafter
 from worker_svc.drafting.speculation import NO_DRAFTS_RUN, DraftReport, Speculation
 from worker_svc.drafting.step_costs import measure_step_costs
 from worker_svc.draw_rows import DrawRows, draw_rows
-from worker_svc.grammar import Grammars, open_grammars
+from worker_svc.grammar import NO_GRAMMARS, Grammars, open_grammars
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
@@ -62,7 +64,12 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     vocab_size, eos_token_ids = checkpoint.config.vocab_size, _inside_vocabulary(checkpoint)
     with ThreadPoolExecutor(1) as helper:
         opening = helper.submit(
-            open_grammars, files, vocab_size=vocab_size, eos_token_ids=eos_token_ids, num_threads=num_threads
+            open_grammars,
+            files,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            num_threads=num_threads,
+            cache_bytes=config.grammar_cache_bytes,
         )
         model, weights_bytes = load_model(
             checkpoint,
@@ -74,10 +81,11 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
             progress=progress,
         )
         grammars = opening.result()
+    draft = load_draft_model(config, files, model, kernels, device)
     if kernels.cpu_pool is not None:
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)
-    cache = _make_cache(config, model, kernels, device)
+    cache = _make_cache(config, model, draft, kernels, device)
     info = ModelInfo(
         name=files.name,
         digest=model_digest(checkpoint.files, kernels.dtype, is_quantized=bool(ggml_types)),
@@ -86,17 +94,18 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
         max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
         eos_token_ids=eos_token_ids,
         dtype=dtype_name(kernels.dtype),
-        weights_bytes=weights_bytes,
+        weights_bytes=weights_bytes + (0 if draft is None else draft.weights_bytes),
         hidden_size=checkpoint.config.hidden_size,
         pooling=pooling,
     )
     if info.max_model_len < longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, model, cache, device, name, grammars, open_drafter(config))
+    drafter = open_drafter(config, draft, model, cache, device)
+    return ModelRunner(config, info, model, cache, device, name, grammars, drafter)
 
 
 class ModelRunner:
-    """A loaded model with its KV blocks and slots. One thread at a time may call it."""
+    """A loaded model with its KV blocks and slots. One thread at a time may call it, and one more `prepare`."""
 
     def __init__(
         self,
@@ -121,6 +130,7 @@ class ModelRunner:
         self._model = model
         self._kv = cache
         self._device = device
+        self._grammars = grammars
         self._slots = SlotTable(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -155,6 +165,13 @@ class ModelRunner:
                 max_num_draft_tokens=self.max_num_draft_tokens,
             )
 
+    def prepare(self, grammar: str) -> str:
+        """What is wrong with a grammar, "" if nothing is; one that is not needs no step to compile it. The one method
+        for another thread, while steps run."""
+        if self._grammars is None:
+            return NO_GRAMMARS
+        return self._grammars.prepare(grammar)
+
     @torch.inference_mode()
     def step(self, plan: BatchPlan) -> StepResult:
         """Applies the plan and runs it. Raises PlanError if it contradicts the slots; after that only
@@ -166,9 +183,9 @@ class ModelRunner:
         runs, failures = self._slots.select_runs(plan)
         if self._speculation is not None:
             runs = self._speculation.with_drafts(runs, self._slots, self._sampler)
-        draws, scores, embeddings, inputs = self._run(runs)
+        draws, scores, embeddings, target_step = self._run(runs)
         self._slots.advance(runs, draws.slots, draws.counts, draws.token_ids)
-        drafts = self._learn(runs, inputs, draws)
+        drafts = self._learn(target_step, draws)
         failed_slots = (*scores.failed_slots, *embeddings.failed_slots)
         return StepResult(
             epoch=plan.epoch,
@@ -207,12 +224,12 @@ class ModelRunner:
         hidden = rehearse(self._model, self._kv.layers, num_rows, num_rows, self._device)
         self._model.most_likely(hidden).cpu()
 
-    def _learn(self, runs: Runs, inputs: BatchInputs | None, draws: Draws) -> DraftReport:
-        if self._speculation is None or inputs is None:
+    def _learn(self, step: TargetStep | None, draws: Draws) -> DraftReport:
+        if self._speculation is None or step is None:
             return NO_DRAFTS_RUN
-        return self._speculation.observe(runs, inputs, None, draws, self._slots)
+        return self._speculation.observe(step, draws, self._slots)
 
-    def _run(self, runs: Runs) -> tuple[Draws, PromptScores, Embeddings, BatchInputs | None]:
+    def _run(self, runs: Runs) -> tuple[Draws, PromptScores, Embeddings, TargetStep | None]:
         if len(runs.slots) == 0:
             return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS, None
         scored = self._prompt_scoring.rows(runs, self._slots)
@@ -220,12 +237,21 @@ class ModelRunner:
         draws, num_scored_rows = draw_rows(runs, self._slots), 0 if scored is None else len(scored.rows)
         more_rows = [part.rows for part in (scored, pooled) if part is not None]
         inputs = build_batch_inputs(self._slots, runs, self._device, more_rows)
-        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows)
+        taps = self._make_taps(len(inputs.token_ids))
+        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows, taps)
         num_draw_rows = len(draws.row_slots)
         scored_end = num_draw_rows + num_scored_rows
         scores = self._score(hidden[num_draw_rows:scored_end], scored)
         embeddings = self._pool(hidden[scored_end:], pooled)
-        return self._draw(hidden[:num_draw_rows], draws).without(scores.failed_slots), scores, embeddings, inputs
+        step = TargetStep(runs=runs, inputs=inputs, tapped=None if taps is None else taps.states.flatten(1))
+        return self._draw(hidden[:num_draw_rows], draws).without(scores.failed_slots), scores, embeddings, step
+
+    def _make_taps(self, num_tokens: int) -> HiddenTaps | None:
+        layers = () if self._speculation is None else self._speculation.tap_layers
+        if not layers:
+            return None
+        shape = (num_tokens, len(layers), self._model.config.hidden_size)
+        return HiddenTaps(layers=layers, states=torch.empty(shape, dtype=self._kv.blocks.dtype, device=self._device))
 
     def _score(self, hidden: Tensor, rows: PromptRows | None) -> PromptScores:
         """`hidden` [rows, hidden]."""
@@ -265,7 +291,9 @@ def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
 
 
-def _make_cache(config: WorkerConfig, model: Model, kernels: Kernels, device: torch.device) -> KvCache:
+def _make_cache(
+    config: WorkerConfig, model: Model, draft: DraftModel | None, kernels: Kernels, device: torch.device
+) -> KvCache:
     free_gpu_bytes = None
     if device.type == "cuda":
         free_gpu_bytes = measure_free_gpu_bytes(
@@ -277,12 +305,17 @@ def _make_cache(config: WorkerConfig, model: Model, kernels: Kernels, device: to
             dtype=kernels.dtype,
             device=device,
         )
-    num_blocks = count_blocks(config, block_bytes(model.config, config.block_size, kernels.dtype), free_gpu_bytes)
+        if draft is not None:
+            free_gpu_bytes -= draft.step_bytes(config.max_num_batched_tokens, kernels.dtype)
+    draft_kv = None if draft is None else draft.kv
+    with_kv = (model.config,) if draft_kv is None else (model.config, draft_kv)
+    num_blocks = count_blocks(config, block_bytes(with_kv, config.block_size, kernels.dtype), free_gpu_bytes)
     return allocate_kv_cache(
         model.config,
         num_blocks=num_blocks,
         block_size=config.block_size,
         dtype=kernels.dtype,
         device=device,
+        draft=draft_kv,
         cpu_library=None if kernels.cpu_pool is None else kernels.cpu_pool.library,
     )
