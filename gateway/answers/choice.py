@@ -36,7 +36,7 @@ class ChoiceDelta(NamedTuple):
 
     One is made for each token of each stream, so it is a tuple."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     text: str
     num_tokens: int
     scored: tuple[ScoredToken, ...] = ()
