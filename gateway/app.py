@@ -18,7 +18,6 @@ from gateway.batches.inner_call import caller
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
-from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.middleware import RequestMiddleware
 from gateway.http.openapi import describe_truly
 from gateway.metrics import GatewayMetrics
@@ -42,6 +41,7 @@ from pageloom import __version__
 from pageloom.batch_lines import BATCH_URLS
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 
 # Templates and tokenizers release the GIL only in part, so more threads would not help.
 NUM_TEXT_THREADS = 2

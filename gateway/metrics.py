@@ -95,7 +95,7 @@ class RequestObserver:
 
     def on_delta(self, delta: ChoiceDelta) -> None:
         if delta.num_tokens:
-            self._on_tokens(delta.index, delta.num_tokens)
+            self._on_tokens(delta.choice_index, delta.num_tokens)
         if delta.finish is not None:
             self.on_finish(delta.finish)
 

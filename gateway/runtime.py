@@ -17,7 +17,6 @@ from gateway.answers.generation import Generation
 from gateway.answers.lifecycle import Lifecycle
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
-from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.openai.schemas import GenerationRequest
@@ -27,6 +26,7 @@ from gateway.responses.store import ResponseStore
 from gateway.served_model import ServedModel
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 from pageloom.plan import ModelInfo
 
 P = ParamSpec("P")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.answers.choice import require_success
 from gateway.metrics import RequestObserver
 from gateway.openai.embedding_schemas import EmbeddingRequest
 from gateway.requests.terms import Terms
@@ -95,7 +94,7 @@ async def _embed_one(client: EngineClient, request_id: str, job: EmbeddingJob, i
     async with aclosing(client.generate(request)) as events:
         async for event in events:
             if isinstance(event, ChoiceFinished):
-                require_success(event)
+                event.require_success()
                 if not event.embedding:
                     raise EngineError("the engine brought no embedding")
                 return event.embedding

@@ -69,7 +69,7 @@ class PromptRun:
             yield from self._echo(self.scores)
 
     def take(self, event: GenerateEvent) -> Iterable[ChoiceDelta]:
-        """Raises EngineError, Unavailable or DeadlineExceeded if the engine gave a choice up."""
+        """Raises what `Choice.finish` raises if the engine gave a choice up."""
         if isinstance(event, PromptLogprobs):
             return self._take_scores(event)
         delta = self._take(event)

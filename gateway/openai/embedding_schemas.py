@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.openai.request_model import RequestModel
 from gateway.openai.schemas import CacheSalt, Priority, TokenIds
+from pageloom.request_model import RequestModel
 
 
 class EmbeddingRequest(RequestModel):

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.answers.whole_answer import ChoiceAnswer
 from gateway.openai.tool_schemas import AnsweredFunction, AnsweredToolCall, AssistantMessage
-from gateway.parsing.tool_calls import ToolCallDelta
+from pageloom.parsing.tool_calls import ToolCallDelta
 
 
 def reasoning_delta(text: str) -> bytes:

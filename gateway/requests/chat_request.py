@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
 from gateway.openai.schemas import ChatCompletionRequest
 from pageloom.errors import InvalidRequest
+from pageloom.field_errors import invalid_request
 
 
 def chat_request(**fields: Any) -> ChatCompletionRequest:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.request_model import Metadata, RequestModel
+from gateway.openai.metadata import Metadata
 from gateway.openai.schemas import (
     MAX_TOP_LOGPROBS,
     CacheSalt,
@@ -14,9 +14,10 @@ from gateway.openai.schemas import (
     NonEmptyStrings,
     Priority,
     Seed,
-    TemplateVariables,
     TokenIds,
 )
+from pageloom.chats.schemas import TemplateVariables
+from pageloom.request_model import RequestModel
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 

@@ -12,7 +12,7 @@ from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
 from gateway.http.json_body import JsonRoute
 from gateway.http.middleware import record_of
-from gateway.requests.field_names import renamed_fields
+from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms, read_terms
 from gateway.requests.translate import translate_chat
@@ -46,7 +46,8 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
     refuse_unserved(body, UNSERVED_IN_MESSAGES)
     with renamed_fields(FIELD_NAMES):
-        return await gateway.job(translate_chat, to_chat(body), terms)
+        job = await gateway.job(translate_chat, to_chat(body), terms)
+    return renamed_job(job, FIELD_NAMES)
 
 
 def _json(body: object) -> Response:

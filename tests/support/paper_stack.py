@@ -48,6 +48,10 @@ class PaperRunner:
     def max_num_batched_tokens(self) -> int:
         return self._hello.max_num_batched_tokens
 
+    @property
+    def max_num_draft_tokens(self) -> int:
+        return self._hello.max_num_draft_tokens
+
     def step(self, plan: BatchPlan) -> StepResult:
         time.sleep(self._step_s)
         if plan.snapshot or self._worker is None:
