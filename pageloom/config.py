@@ -109,6 +109,7 @@ DEFAULT_PROMPT_LOOKUP_MAX = 5
 # About 130,000 tokens of recent outputs.
 DEFAULT_SUFFIX_MEMORY_BYTES = 64 * 1024 * 1024
 DEFAULT_MEMORY_UTILIZATION = 0.9
+DEFAULT_GRAMMAR_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_WORKER_ID = "worker-0"
 MAX_PORT = 65535
 # Below what the kernel holds: 107 bytes on Linux, 103 on macOS.
@@ -242,6 +243,7 @@ class WorkerConfig(ServiceConfig):
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
+    grammar_cache_bytes: int = DEFAULT_GRAMMAR_CACHE_BYTES
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
     def __post_init__(self) -> None:

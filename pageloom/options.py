@@ -162,6 +162,11 @@ NumBlocks = Annotated[
     int | None,
     _option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", min=1),
 ]
+GrammarCache = Annotated[
+    int,
+    _option("--grammar-cache-bytes", "Memory for compiled grammars, about, such as 256MiB; the least recently used go.",
+            parser=parse_size, metavar="BYTES"),
+]  # fmt: skip
 KvCacheMemory = Annotated[
     int | None,
     _option(

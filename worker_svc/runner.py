@@ -25,7 +25,7 @@ from worker_svc.drafting.open import open_drafter
 from worker_svc.drafting.speculation import NO_DRAFTS_RUN, DraftReport, Speculation
 from worker_svc.drafting.step_costs import measure_step_costs
 from worker_svc.draw_rows import DrawRows, draw_rows
-from worker_svc.grammar import Grammars, open_grammars
+from worker_svc.grammar import NO_GRAMMARS, Grammars, open_grammars
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
@@ -64,7 +64,12 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
     vocab_size, eos_token_ids = checkpoint.config.vocab_size, _inside_vocabulary(checkpoint)
     with ThreadPoolExecutor(1) as helper:
         opening = helper.submit(
-            open_grammars, files, vocab_size=vocab_size, eos_token_ids=eos_token_ids, num_threads=num_threads
+            open_grammars,
+            files,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            num_threads=num_threads,
+            cache_bytes=config.grammar_cache_bytes,
         )
         model, weights_bytes = load_model(
             checkpoint,
@@ -100,7 +105,7 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
 
 
 class ModelRunner:
-    """A loaded model with its KV blocks and slots. One thread at a time may call it."""
+    """A loaded model with its KV blocks and slots. One thread at a time may call it, and one more `prepare`."""
 
     def __init__(
         self,
@@ -125,6 +130,7 @@ class ModelRunner:
         self._model = model
         self._kv = cache
         self._device = device
+        self._grammars = grammars
         self._slots = SlotTable(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -158,6 +164,13 @@ class ModelRunner:
                 max_num_seqs=self.max_num_seqs,
                 max_num_draft_tokens=self.max_num_draft_tokens,
             )
+
+    def prepare(self, grammar: str) -> str:
+        """What is wrong with a grammar, "" if nothing is; one that is not needs no step to compile it. The one method
+        for another thread, while steps run."""
+        if self._grammars is None:
+            return NO_GRAMMARS
+        return self._grammars.prepare(grammar)
 
     @torch.inference_mode()
     def step(self, plan: BatchPlan) -> StepResult:

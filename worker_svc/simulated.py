@@ -87,6 +87,10 @@ class SimulatedRunner:
         )
         self._overdue_s = 0.0
 
+    def prepare(self, grammar: str) -> str:
+        """Nothing is followed here, so any will do."""
+        return ""
+
     def step(self, plan: BatchPlan) -> StepResult:
         """Raises PlanError; after that only a snapshot, or the first plan of another epoch, can be run."""
         started_s = time.perf_counter()

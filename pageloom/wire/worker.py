@@ -24,7 +24,7 @@ from pageloom.wire.common import (
 )
 
 # Raised whenever the meaning of the plan stream changes; both ends must have the same.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # What almost all plans and results have, and nothing else.
 _CONTINUING_FIELDS = frozenset({"epoch", "step"})
