@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -174,6 +175,13 @@ class BodyError(HTTPException):
         super().__init__(status, message, headers={"connection": "close"} if close else None)
         self.code = code
         self.param = param
+
+
+def invalid_body(error: ValidationError) -> InvalidRequest:
+    """The same of a body that does not fit its model, or of a value that does not fit a part of it."""
+    # The input is as large as the caller has made it.
+    errors = error.errors(include_url=False, include_input=False)
+    return invalid_request([{**one, "loc": ("body", *one["loc"])} for one in errors])
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:

@@ -20,7 +20,7 @@ from gateway.engine_state import EngineState
 from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
-from gateway.openai.schemas import GenerationRequest
+from gateway.openai.request_model import RequestModel
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms
 from gateway.responses.store import ResponseStore
@@ -31,7 +31,7 @@ from pageloom.plan import ModelInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BodyT = TypeVar("BodyT", bound=GenerationRequest)
+BodyT = TypeVar("BodyT", bound=RequestModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

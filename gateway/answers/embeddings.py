@@ -161,9 +161,8 @@ def _token_ids(
     if isinstance(given, list):
         check_token_ids(name, given, info.vocab_size)
         return given
-    # What is cut off anyway may be longer than a context.
-    room = None if body.truncate_prompt_tokens is not None else info
-    return encode(given, model, room, name, add_special_tokens=body.add_special_tokens is not False)
+    framed, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
+    return encode(given, model, info, name, add_special_tokens=framed, will_be_cut=cut)
 
 
 def _num_added_at_end(token_ids: list[int], body: EmbeddingRequest, model: ServedModel) -> int:

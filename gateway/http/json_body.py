@@ -1,26 +1,29 @@
-"""Reading a JSON body within limits: its type, its size while it arrives, its shape before it is parsed."""
+"""Reading a JSON body within limits: its type, its size while it arrives, its shape before it is parsed, and then the
+request model that it makes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import BodyError
+from gateway.errors import BodyError, invalid_body
+from gateway.openai.request_model import RequestModel
 from gateway.requests.limits import check_limits
 from pageloom.config import GatewayConfig
 from pageloom.errors import InvalidRequest
+from pageloom.request_limits import RequestLimits, default_limit
 
 # Of JSON within a string of a body, such as a schema.
 MAX_INNER_DEPTH = 64
-# A million empty arrays fit 4 MiB, and would hold up everyone else for a second.
-MAX_CONTAINERS = 65_536
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# What is larger is read in a thread: parsing and validation take up to 20 ms for a MiB. Each holds the interpreter from
+# its beginning to its end, so in a thread it is the limits on the shape that keep the others' waits short.
+MAX_INLINE_BYTES = 64 * 1024
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 
@@ -30,14 +33,22 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        model = None if self.body_field is None else self.body_field.field_info.annotation
+        assert model is None or (isinstance(model, type) and issubclass(model, RequestModel))
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            return await handle(JsonRequest(request, model))
 
         return handle_json
 
 
 class JsonRequest(Request):
+    """Its JSON is an instance of `model`, which FastAPI takes for validated."""
+
+    def __init__(self, request: Request, model: type[RequestModel] | None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._model = model
+
     async def body(self) -> bytes:
         """Raises BodyError: 415 for another content type, 413 for a body over the limit."""
         if not hasattr(self, "_body"):
@@ -46,19 +57,13 @@ class JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """Raises BodyError (400) unless the body is JSON of bearable shape, and no part of it is too large."""
+        """Raises BodyError (400) unless the body is JSON of bearable shape, no part of it is too large, and the model
+        takes it."""
         body, limits = await self.body(), self._config.limits
-        if excess := excess_of(body, limits.max_json_depth):
-            raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
-        try:
-            value = orjson.loads(body)
-            if isinstance(value, dict):
-                check_limits(value, limits)
-        except orjson.JSONDecodeError as error:
-            raise BodyError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
-        except InvalidRequest as error:
-            raise BodyError(400, error.message, code=error.code, param=error.param) from None
-        return value
+        assert self._model is not None, "FastAPI asks for no body that the route does not take"
+        if len(body) <= MAX_INLINE_BYTES:
+            return _read_model(body, self._model, limits)
+        return await self.app.state.gateway.in_thread(_read_model, body, self._model, limits)
 
     @property
     def _config(self) -> GatewayConfig:
@@ -93,14 +98,22 @@ class JsonRequest(Request):
         return bytes(body)
 
 
-def excess_of(body: bytes, max_depth: int = MAX_INNER_DEPTH) -> str | None:
-    """What the body has too much of. The depth is found by removing the innermost brackets once per
-    level, each time in one pass over what is left."""
-    if body.count(b"[") + body.count(b"{") <= max_depth:
-        return None
-    brackets = _STRING.sub(b"", body).translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
-    if len(brackets) > 2 * MAX_CONTAINERS:
-        return f"it has more than {MAX_CONTAINERS} arrays and objects"
+def excess_of(
+    body: bytes,
+    max_depth: int = MAX_INNER_DEPTH,
+    max_containers: int = default_limit("max_json_containers"),
+    max_strings: int = default_limit("max_json_strings"),
+) -> str | None:
+    """What the body has too much of. Each step is one pass of C code over the body, or over what is left of it; the
+    depth is found by removing the innermost brackets once per level."""
+    # An escaped quotation mark ends no string.
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    if unescaped.count(b'"') > 2 * max_strings:
+        return f"it has more than {max_strings} strings"
+    outside = b"".join(unescaped.split(b'"')[::2])
+    brackets = outside.translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
+    if brackets.count(b"[") > max_containers:
+        return f"it has more than {max_containers} arrays and objects"
     for _ in range(max_depth):
         shallower = brackets.replace(b"[]", b"")
         if len(shallower) == len(brackets):
@@ -108,3 +121,21 @@ def excess_of(body: bytes, max_depth: int = MAX_INNER_DEPTH) -> str | None:
             return None
         brackets = shallower
     return f"it is nested deeper than {max_depth} levels" if brackets else None
+
+
+def _read_model(body: bytes, model: type[RequestModel], limits: RequestLimits) -> RequestModel:
+    excess = excess_of(body, limits.max_json_depth, limits.max_json_containers, limits.max_json_strings)
+    if excess:
+        raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
+    try:
+        value = orjson.loads(body)
+        if isinstance(value, dict):
+            check_limits(value, limits)
+        return model.model_validate(value)
+    except orjson.JSONDecodeError as error:
+        raise BodyError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    except ValidationError as error:
+        invalid = invalid_body(error)
+    except InvalidRequest as error:
+        invalid = error
+    raise BodyError(400, invalid.message, code=invalid.code, param=invalid.param)

@@ -6,14 +6,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_MAX_METADATA_ENTRIES, _MAX_METADATA_KEY_CHARS, _MAX_METADATA_VALUE_CHARS = 16, 64, 512
+_MAX_METADATA_KEY_CHARS, _MAX_METADATA_VALUE_CHARS = 64, 512
 # What a client may attach to what is stored for it.
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=_MAX_METADATA_KEY_CHARS)],
-        Annotated[str, Field(max_length=_MAX_METADATA_VALUE_CHARS)],
-    ],
-    Field(max_length=_MAX_METADATA_ENTRIES),
+Metadata = dict[
+    Annotated[str, Field(max_length=_MAX_METADATA_KEY_CHARS)],
+    Annotated[str, Field(max_length=_MAX_METADATA_VALUE_CHARS)],
 ]
 
 

@@ -1,5 +1,6 @@
 """The OpenAI request and response shapes, with vLLM's extra request fields. Types only: what values mean is decided in
-`requests/translate.py`, how large they may be in `requests/limits.py`, ranges of sampling parameters in `SamplingParams`."""
+`requests/translate.py`, how large they may be in `requests/limits.py`, sampling parameters' ranges in
+`SamplingParams`."""
 
 from __future__ import annotations
 
@@ -122,15 +123,15 @@ class ToolCall(RequestModel):
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 class TemplateOptions(RequestModel):
@@ -141,7 +142,7 @@ class TemplateOptions(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
+from gateway.errors import invalid_body
 from gateway.openai.schemas import ChatCompletionRequest
 from pageloom.errors import InvalidRequest
 
@@ -17,6 +17,6 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
     try:
         return ChatCompletionRequest(**fields)
     except ValidationError as error:
-        found = invalid_request([{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()])
+        found = invalid_body(error)
         param = (found.param or "").replace(".function.", ".")
         raise InvalidRequest(found.message.replace(found.param or "", param, 1), param=param) from None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
+from gateway.errors import invalid_body
 from pageloom.errors import RequestError
 
 # Elsewhere a tool is itself what a chat has one level deeper.
@@ -22,8 +22,7 @@ def renamed_fields(names: Mapping[str, str]) -> Generator[None]:
     try:
         yield
     except ValidationError as error:
-        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise _renamed(invalid_request(errors), names) from None
+        raise _renamed(invalid_body(error), names) from None
     except RequestError as error:
         raise _renamed(error, names) from None
 

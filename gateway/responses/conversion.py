@@ -72,9 +72,11 @@ def messages_of(items: Sequence[InputItem]) -> list[ChatMessage]:
             continue
         elif item.type == "function_call":
             if not messages or messages[-1].role != "assistant" or reasoning is not None:
-                messages.append(ChatMessage(role="assistant", reasoning_content=reasoning, tool_calls=[]))
+                messages.append(ChatMessage(role="assistant", reasoning_content=reasoning))
                 reasoning = None
-            messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), _call(item, where)]
+            if messages[-1].tool_calls is None:
+                messages[-1].tool_calls = []
+            messages[-1].tool_calls.append(_call(item, where))
         elif item.type == "function_call_output":
             messages.append(_output(item, where))
         else:

@@ -19,6 +19,8 @@ from gateway.requests.translate import translate_chat
 from gateway.requests.unserved_fields import UNSERVED_IN_MESSAGES, refuse_unserved
 from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED_EVENTS
 from gateway.runtime import Gateway, GatewayDependency, generating
+from gateway.served_model import ServedModel
+from pageloom.plan import ModelInfo
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -44,9 +46,13 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
-    refuse_unserved(body, UNSERVED_IN_MESSAGES)
     with renamed_fields(FIELD_NAMES):
-        return await gateway.job(translate_chat, to_chat(body), terms)
+        return await gateway.job(_translate, body, terms)
+
+
+def _translate(body: PromptFields, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
+    refuse_unserved(body, UNSERVED_IN_MESSAGES)
+    return translate_chat(to_chat(body), terms, model, info)
 
 
 def _json(body: object) -> Response:

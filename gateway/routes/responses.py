@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -17,14 +18,13 @@ from gateway.http.pages import Direction
 from gateway.requests.field_names import renamed_fields
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
-from gateway.requests.translate import translate_chat
-from gateway.requests.unserved_fields import UNSERVED_IN_RESPONSES, refuse_unserved
 from gateway.responses.background import cancel, start_in_background
-from gateway.responses.conversion import FIELD_NAMES, items_of, to_chat
+from gateway.responses.conversion import FIELD_NAMES, items_of
 from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
+from gateway.responses.translate import translate_response
 from gateway.routes.documentation import ERRORS, STREAMED_EVENTS
 from gateway.runtime import Gateway, GatewayDependency, generating
 from pageloom.errors import InvalidRequest
@@ -37,7 +37,6 @@ MAX_LISTED = 100
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
-    refuse_unserved(body, UNSERVED_IN_RESPONSES)
     if body.background and gateway.config.max_stored_responses == 0:
         raise InvalidRequest("background is not possible: this server stores no responses", param="background")
     if body.background and body.store is False:
@@ -45,7 +44,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     conversation = _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
-        job = await gateway.job(translate_chat, to_chat(body, conversation), terms)
+        job = await gateway.job(partial(translate_response, conversation), body, terms)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
     if body.background:
