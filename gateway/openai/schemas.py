@@ -26,7 +26,7 @@ ACCEPTED_TYPES: Mapping[str, str] = {
     "input": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
-    "tool_choice": "none, auto, required, or an object that names a function",
+    "tool_choice": "none, auto, required, or an object that names a tool or allowed_tools",
     "arguments": "a JSON object as a string",
     "chat_template_kwargs": "an object whose values are strings, numbers, booleans or null",
 }
@@ -115,10 +115,18 @@ class FunctionCall(RequestModel):
     arguments: str
 
 
+class CustomCall(RequestModel):
+    name: str
+    input: str
+
+
 class ToolCall(RequestModel):
+    """Of a `function` or a `custom` tool, as `type` says."""
+
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessage(RequestModel):

@@ -22,21 +22,60 @@ class FunctionDefinition(RequestModel):
     strict: bool | None = None
 
 
+class CustomGrammar(RequestModel):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomFormat(RequestModel):
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomDefinition(RequestModel):
+    """A tool whose input is a text instead of a JSON object."""
+
+    name: Annotated[str, Field(pattern=TOOL_NAME_PATTERN)]
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class Tool(RequestModel):
-    type: Literal["function"]
-    function: FunctionDefinition
+    """A `function` or a `custom` tool, as `type` says."""
+
+    type: Literal["function", "custom"]
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
 
 
-class FunctionName(RequestModel):
+class ToolName(RequestModel):
     name: str
 
 
-class NamedToolChoice(RequestModel):
+class NamedFunctionChoice(RequestModel):
     type: Literal["function"] = "function"
-    function: FunctionName
+    function: ToolName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class NamedCustomChoice(RequestModel):
+    type: Literal["custom"]
+    custom: ToolName
+
+
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedToolsChoice(RequestModel):
+    """As `auto` or `required`, of some of the tools; the model sees them all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+NamedChoice = NamedFunctionChoice | NamedCustomChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedToolsChoice
 
 
 class AnsweredFunction(BaseModel):
@@ -52,6 +91,17 @@ class AnsweredToolCall(BaseModel):
     function: AnsweredFunction
 
 
+class AnsweredInput(BaseModel):
+    name: str
+    input: str
+
+
+class AnsweredCustomCall(BaseModel):
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: AnsweredInput
+
+
 class AssistantMessage(BaseModel):
     """`content` is null if the answer has none beside its calls or its thinking. The thinking comes under two names,
     since clients differ in which they read."""
@@ -60,4 +110,4 @@ class AssistantMessage(BaseModel):
     content: str | None
     reasoning_content: Annotated[str | None, IF_ANY] = None
     reasoning: Annotated[str | None, IF_ANY] = None
-    tool_calls: Annotated[list[AnsweredToolCall] | None, IF_ANY] = None
+    tool_calls: Annotated[list[AnsweredToolCall | AnsweredCustomCall] | None, IF_ANY] = None

@@ -18,5 +18,5 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
         return ChatCompletionRequest(**fields)
     except ValidationError as error:
         found = invalid_body(error)
-        param = (found.param or "").replace(".function.", ".")
+        param = (found.param or "").replace(".function.", ".").replace(".custom.", ".")
         raise InvalidRequest(found.message.replace(found.param or "", param, 1), param=param) from None

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.openai.schemas import ChatMessage, ToolCall
+from gateway.parsing.custom_input import INPUT
 from gateway.parsing.tool_formats import MISTRAL_ID_LEN, ToolFormat
 from pageloom.chat_template import ChatTemplate
 from pageloom.errors import InvalidRequest
@@ -87,14 +88,14 @@ class Conversation:
 
     def _function(self, field: str, call: ToolCall) -> dict[str, Any]:
         """Templates want the arguments as an object, some as its JSON text, which they are on the wire."""
-        given = call.function.arguments or "{}"
+        name, given = _name_and_arguments(field, call)
         try:
             arguments = orjson.loads(given)
         except orjson.JSONDecodeError:
             field += ".function.arguments"
             raise InvalidRequest(f"{field} is not JSON", param=field) from None
         return {
-            "name": self._special_text.marked(call.function.name),
+            "name": self._special_text.marked(name),
             "arguments": self._special_text.marked_json(given if self._traits.arguments_as_text else arguments),
         }
 
@@ -115,6 +116,15 @@ class Conversation:
         if messages[0]["role"] != "system":
             return [{"role": "system", "content": instruction}, *messages]
         return [{**messages[0], "content": _joined(messages[0]["content"], instruction, "\n\n")}, *messages[1:]]
+
+
+def _name_and_arguments(field: str, call: ToolCall) -> tuple[str, str]:
+    """Of the function that the model has called; a custom tool is one whose only argument is its input."""
+    if call.type == "custom" and call.custom is not None:
+        return call.custom.name, json.dumps({INPUT: call.custom.input}, ensure_ascii=False)
+    if call.type == "function" and call.function is not None:
+        return call.function.name, call.function.arguments or "{}"
+    raise InvalidRequest(f"{field}.{call.type} is required", param=f"{field}.{call.type}")
 
 
 def _tool_instruction(tools: Sequence[dict[str, Any]], tool_format: ToolFormat) -> str:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from gateway.errors import invalid_body
+from gateway.requests.unserved_fields import UnservedField
 from pageloom.errors import RequestError
 
 # Elsewhere a tool is itself what a chat has one level deeper.
-_FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function)?\.(\w+)")
+_FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function|\.custom)?\.(\w+)")
 
 
 @contextmanager
@@ -23,6 +24,8 @@ def renamed_fields(names: Mapping[str, str]) -> Generator[None]:
         yield
     except ValidationError as error:
         raise _renamed(invalid_body(error), names) from None
+    except UnservedField:
+        raise
     except RequestError as error:
         raise _renamed(error, names) from None
 

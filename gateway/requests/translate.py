@@ -10,10 +10,11 @@ from gateway.openai.prompt_logprobs import with_scored_prompts
 from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.requests.job import Job, Prompt
 from gateway.requests.messages import render_messages
+from gateway.requests.offered_tools import shown_tools
 from gateway.requests.structured_outputs import constrained_field, grammar_of
 from gateway.requests.terms import Terms
 from gateway.requests.token_fields import bad_word_ids, kept_tokens
-from gateway.requests.tool_use import read_tool_use, shown_tools, with_parts
+from gateway.requests.tool_use import read_tool_use, with_parts
 from gateway.requests.unserved_fields import refuse_unserved, unserved
 from gateway.served_model import ServedModel
 from pageloom.errors import ContextLengthExceeded, InvalidRequest

@@ -94,7 +94,11 @@ def refuse_unserved(body: RequestModel, others: Mapping[str, str] = _NO_OTHERS) 
         raise unserved("modalities", "other than ['text']", why=_TEXT_ONLY)
 
 
-def unserved(field: str, what: str = "", *, why: str = "") -> InvalidRequest:
+class UnservedField(InvalidRequest):
+    """Names the field as the caller's own API does."""
+
+
+def unserved(field: str, what: str = "", *, why: str = "") -> UnservedField:
     """The error for a field, or for `what` of its values."""
     reason = f": {why}" if why else ""
-    return InvalidRequest(f"{field}{' ' if what else ''}{what} is not served{reason}", param=field)
+    return UnservedField(f"{field}{' ' if what else ''}{what} is not served{reason}", param=field)

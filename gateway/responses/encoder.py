@@ -50,7 +50,7 @@ class ResponseEncoder:
     def end(self, counts: TokenCounts) -> bytes:
         self._counts = counts
         events = self.begin() if self._num_events == 0 else b""
-        events += b"".join(map(self._event, self._output.finish(cut_off=self._draft.is_cut_off)))
+        events += b"".join(map(self._event, self._output.finish(cut_off=self._draft.cuts_item)))
         self._draft.end()
         self.on_end(self.response)
         return events + self._event({"type": f"response.{self._draft.status}", "response": self.response})

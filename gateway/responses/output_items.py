@@ -11,6 +11,8 @@ from gateway.openai.logprobs import chat_logprobs
 from gateway.parsing.tool_calls import ToolCallDelta
 from pageloom.tokenizer import Tokenizer
 
+# The types of calls, and the member that has what the tool gets.
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 Item = dict[str, Any]
 # An event's fields beside its number: {"type": "response.…", …}.
 Event = dict[str, Any]
@@ -23,7 +25,7 @@ class OutputItems:
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self.items: list[Item] = []
-        # The kind of the item that grows, and of a function call its number too.
+        # The type of the item that grows, and of a call its number too.
         self._open: tuple[str, int] | None = None
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -59,13 +61,16 @@ class OutputItems:
         yield self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)
 
     def _grow_call(self, call: ToolCallDelta) -> Iterator[Event]:
-        if self._open != ("function_call", call.index):
+        kind = "custom_tool_call" if call.is_custom else "function_call"
+        member = _CALLS[kind]
+        if self._open != (kind, call.index):
             yield from self._close()
-            item = {"type": "function_call", "id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
-            yield from self._begin("function_call", item, call.index)
+            prefix = "ctc" if call.is_custom else "fc"
+            item = {"type": kind, "id": _id(prefix), "call_id": call.id, "name": call.name, member: ""}
+            yield from self._begin(kind, item, call.index)
         if call.arguments:
             self._text.append(call.arguments)
-            yield self._event("response.function_call_arguments.delta", delta=call.arguments)
+            yield self._event(f"response.{kind}_{member}.delta", delta=call.arguments)
 
     def _open_message(self) -> Iterator[Event]:
         yield from self._close()
@@ -82,9 +87,11 @@ class OutputItems:
         if self._open is None:
             return
         kind, text, item = self._open[0], "".join(self._text), self.items[-1]
-        if kind == "function_call":
-            item["arguments"] = text
-            yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)
+        if kind in _CALLS:
+            member = _CALLS[kind]
+            item[member] = text
+            named = {"name": item["name"]} if kind == "function_call" else {}
+            yield self._event(f"response.{kind}_{member}.done", **named, **{member: text})
         elif kind == "reasoning":
             item["content"] = [_reasoning_part(text)]
             yield self._part_event("response.reasoning_text.done", text=text)

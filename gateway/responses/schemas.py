@@ -48,7 +48,8 @@ InputParts = Annotated[list[InputPart], Field(fail_fast=True)]
 
 
 class InputItem(RequestModel):
-    """A message, a function call, its output, or earlier reasoning, as `type` says; each uses some of the fields."""
+    """A message, a call of a function or a custom tool, its output, or earlier reasoning, as `type` says; each uses
+    some of the fields."""
 
     type: str = "message"
     id: str | None = None
@@ -57,6 +58,7 @@ class InputItem(RequestModel):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | InputParts | None = None
     summary: InputParts | None = None
     status: str | None = None

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -97,7 +98,7 @@ async def test_twice_as_much_takes_twice_the_work(served_model: ServedModel, nam
         kind, fields = LISTS[name](num_items)
         body = json.dumps({"model": MODEL_NAME, **fields}).encode()
         prepare(served_model, kind, body)
-        counts.append(lines_run(lambda kind=kind, body=body: prepare(served_model, kind, body)))
+        counts.append(lines_run(partial(prepare, served_model, kind, body)))
     assert counts[1] < 2.1 * counts[0], counts
 
 
@@ -183,11 +184,12 @@ async def test_only_so_much_of_a_text_is_tokenized_to_cut_it(gateway: GatewaySer
 
 
 async def test_wrong_items_are_told_once(gateway: GatewayServer):
-    for fields in (
+    wrong: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": [{}] * 16_000}]},
         {"messages": [{"role": "user", "content": "x", "tool_calls": [{}] * 16_000}]},
         {"messages": [{}] * 2000},
-    ):
+    ]
+    for fields in wrong:
         answer = await gateway.chat(**fields)
         assert answer.status_code == 400
         assert len(answer.text) < 300

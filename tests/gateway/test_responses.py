@@ -255,7 +255,7 @@ def json_schema(schema: object) -> dict[str, object]:
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "tools[0].name: String should match"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"metadata": dict.fromkeys(map(str, range(17)), "x")}, "metadata", "has too many items; at most 16"),
+        ({"metadata": dict.fromkeys(map(str, range(17)), "x")}, "metadata", "has 17 entries; at most 16"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id goes on from"),
         ({"prompt": {"id": "p"}}, "prompt", "prompt is not served: the server has no prompt templates"),
         (
@@ -266,7 +266,11 @@ def json_schema(schema: object) -> dict[str, object]:
         ({"guided_json": {"type": "object"}}, "guided_json", "guided_json is not served: use text.format"),
         ({"n": 2}, "n", "a response is one answer"),
         ({"input": []}, "input", "has 0 items; at least 1"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type", "message, function_call, function_call_output"),
+        (
+            {"input": [{"type": "computer_call"}]},
+            "input[0].type",
+            "message, reasoning, custom_tool_call",
+        ),
         ({"input": [{"content": "x"}]}, "input[0].role", "is required"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
