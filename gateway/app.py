@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.answers.lifecycle import Lifecycle
+from gateway.background_tasks import BackgroundTasks
 from gateway.batches.directory import BatchDirectory
 from gateway.batches.file_store import FileStore, StoreLimits
 from gateway.batches.inner_call import caller
@@ -74,6 +75,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
     )
     metrics = GatewayMetrics(model.names[0])
     metrics.generations_running.set_function(lambda: lifecycle.num_running)
+    background = BackgroundTasks()
     app.state.gateway = Gateway(
         config=config,
         client=client,
@@ -88,7 +90,8 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
             max_bytes=config.max_stored_response_bytes,
             ttl_s=config.response_ttl_s,
         ),
-        batches=_batches(app, config),
+        background=background,
+        batches=_batches(app, config, background),
     )
     if config.allowed_origins:
         _allow_browsers(app, config.allowed_origins)
@@ -111,7 +114,7 @@ def _allow_browsers(app: FastAPI, origins: Sequence[str]) -> None:
     )
 
 
-def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
+def _batches(app: FastAPI, config: GatewayConfig, background: BackgroundTasks) -> BatchService:
     directory = BatchDirectory(config.batch_dir)
     limits = StoreLimits(
         max_files=config.max_stored_files, max_bytes=config.max_stored_file_bytes, ttl_s=config.file_ttl_s
@@ -121,6 +124,7 @@ def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
         directory,
         FileStore(directory, limits),
         caller(app),
+        background,
         urls=[url for url in BATCH_URLS if url in served],
         concurrency=config.batch_concurrency,
         max_line_bytes=config.max_body_bytes,
@@ -130,11 +134,13 @@ def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
-    async with gateway.client, asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(gateway.engine.watch())
-        await gateway.batches.open()
-        yield
+    async with gateway.client:
+        async with gateway.background, asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(gateway.engine.watch())
+            await gateway.batches.open()
+            yield
+            watch.cancel()
+        # Batches that have not ended stay as they are.
         await gateway.batches.close()
-        watch.cancel()
         await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

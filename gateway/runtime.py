@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 
 from gateway.answers.generation import Generation
 from gateway.answers.lifecycle import Lifecycle
+from gateway.background_tasks import BackgroundTasks
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.grammars.compiler import GrammarCompiler
@@ -47,6 +48,7 @@ class Gateway:
     grammar_compiler: GrammarCompiler
     threads: Executor
     responses: ResponseStore
+    background: BackgroundTasks
     batches: BatchService
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -71,13 +71,12 @@ async def embed(
             vectors[index] = await _embed_one(client, f"{answer_id}-{index}", job, index)
             observer.on_finish("stop")
 
-    tasks = [asyncio.create_task(take_turns()) for _ in range(min(max_at_once, len(job.prompts)))]
     try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(max_at_once, len(job.prompts))):
+                group.create_task(take_turns())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     return vectors
 
 

@@ -61,9 +61,10 @@ class ResponseEncoder:
         told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         return self._event(told) + self._event({"type": "response.failed", "response": self.response})
 
-    def cancel(self) -> None:
-        """No event tells of it: the one that cancels gets the response."""
+    def cancel(self) -> bytes:
+        """OpenAI has no event for it: followers get the last one that clients know for an answer that is not whole."""
         self._draft.cancel()
+        return self._event({"type": "response.incomplete", "response": self.response})
 
     def _event(self, event: Event) -> bytes:
         data = orjson.dumps(event | {"sequence_number": self._num_events})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, UploadFile
@@ -36,7 +35,7 @@ async def upload_file(
     if num_bytes > gateway.config.max_file_bytes:
         raise InvalidRequest(f"the file is larger than {gateway.config.max_file_bytes} bytes", param="file")
     filename = (file.filename or "")[:MAX_FILENAME_CHARS]
-    return await asyncio.to_thread(gateway.batches.files.add, file.file, num_bytes, filename, lifetime_s)
+    return await gateway.batches.files.add(file.file, num_bytes, filename, lifetime_s)
 
 
 @router.get("/v1/files", responses=ERRORS)
@@ -47,7 +46,7 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
     order: Direction = "desc",
 ) -> FileList:
-    files = await asyncio.to_thread(gateway.batches.files.all)
+    files = gateway.batches.files.all()
     if purpose is not None:
         files = [file for file in files if file.purpose == purpose]
     page = page_of(files, after=after, limit=limit, order=order)
@@ -56,7 +55,7 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}", responses=ERRORS)
 async def retrieve_file(file_id: str, gateway: GatewayDependency) -> FileObject:
-    return await asyncio.to_thread(gateway.batches.files.get, file_id)
+    return gateway.batches.files.get(file_id)
 
 
 @router.get(
@@ -65,11 +64,11 @@ async def retrieve_file(file_id: str, gateway: GatewayDependency) -> FileObject:
     responses=ERRORS | {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}},
 )
 async def file_content(file_id: str, gateway: GatewayDependency) -> Response:
-    path = await asyncio.to_thread(gateway.batches.files.content_path, file_id)
+    path = gateway.batches.files.content_path(file_id)
     return FileResponse(path, media_type="application/jsonl")
 
 
 @router.delete("/v1/files/{file_id}", responses=ERRORS)
 async def delete_file(file_id: str, gateway: GatewayDependency) -> FileDeleted:
-    await asyncio.to_thread(gateway.batches.files.delete, file_id)
+    await gateway.batches.files.delete(file_id)
     return FileDeleted(id=file_id)
