@@ -61,6 +61,7 @@ def describe_truly(app: FastAPI) -> None:
 def _document(app: FastAPI, gateway: Gateway, num_token_ids: int) -> Schema:
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     _drop_unsent_answers(document)
+    _share_definitions(document)
     for schema in document["components"]["schemas"].values():
         properties = schema.get("properties", {})
         _add_limits(properties, gateway.config.limits)
@@ -77,6 +78,15 @@ def _drop_unsent_answers(document: Schema) -> None:
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
+
+
+def _share_definitions(document: Schema) -> None:
+    """Schemas of events bring their definitions, which for the document are at one place."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            for media in operation["responses"].get("200", {}).get("content", {}).values():
+                for name, schema in media.get("itemSchema", {}).pop("$defs", {}).items():
+                    document["components"]["schemas"].setdefault(name, schema)
 
 
 def _add_limits(properties: Mapping[str, Schema], limits: RequestLimits) -> None:

@@ -29,12 +29,16 @@ class OutputItems:
         self._open: tuple[str, int] | None = None
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
+        # Of tokens that came before it was known what they are the beginning of.
+        self._early_logprobs: list[dict[str, Any]] = []
 
     def take(self, delta: ChoiceDelta) -> Iterator[Event]:
         if delta.reasoning:
             yield from self._grow_reasoning(delta.reasoning)
-        if delta.text or (self._with_logprobs and delta.scored and not delta.reasoning and not delta.tool_calls):
+        if delta.text or (self._has_logprobs(delta) and self._open == ("message", 0)):
             yield from self._grow_message(delta)
+        elif self._has_logprobs(delta) and self._open is None:
+            self._early_logprobs += self._logprobs_of(delta)
         for call in delta.tool_calls:
             yield from self._grow_call(call)
 
@@ -56,7 +60,8 @@ class OutputItems:
         if self._open != ("message", 0):
             yield from self._open_message()
         self._text.append(delta.text)
-        logprobs = self._logprobs_of(delta)
+        logprobs = self._early_logprobs + self._logprobs_of(delta)
+        self._early_logprobs = []
         self._logprobs += logprobs
         yield self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)
 
@@ -110,6 +115,10 @@ class OutputItems:
     def _part_event(self, kind: str, **fields: object) -> Event:
         """Of the item's only part."""
         return self._event(kind, content_index=0, **fields)
+
+    def _has_logprobs(self, delta: ChoiceDelta) -> bool:
+        """Also if its tokens make no text yet; thinking and calls have none."""
+        return self._with_logprobs and bool(delta.scored) and not delta.reasoning and not delta.tool_calls
 
     def _logprobs_of(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         if not self._with_logprobs:

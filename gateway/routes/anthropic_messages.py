@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import orjson
 from fastapi import APIRouter, Request
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from gateway.answers.stream import EventStreamResponse, encode_whole
+from gateway.anthropic.answer_schemas import MessageObject, MessageStreamEvent, TokenCount
 from gateway.anthropic.conversion import FIELD_NAMES, to_chat
 from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
@@ -17,15 +19,16 @@ from gateway.requests.job import Job
 from gateway.requests.terms import Terms, read_terms
 from gateway.requests.translate import translate_chat
 from gateway.requests.unserved_fields import UNSERVED_IN_MESSAGES, refuse_unserved
-from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED_EVENTS
+from gateway.routes.documentation import ANTHROPIC_ERRORS, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 from gateway.served_model import ServedModel
 from pageloom.plan import ModelInfo
 
 router = APIRouter(route_class=JsonRoute)
+_STREAMED = streamed(MessageObject, TypeAdapter(MessageStreamEvent))
 
 
-@router.post("/v1/messages", responses=STREAMED_EVENTS | ANTHROPIC_ERRORS)
+@router.post("/v1/messages", responses=_STREAMED | ANTHROPIC_ERRORS)
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -38,7 +41,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     return _json(encoder.message)
 
 
-@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+@router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ANTHROPIC_ERRORS)
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     job = await _job(gateway, body, Terms())

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 from gateway.batches.schemas import MAX_LIFETIME_S, FileDeleted, FileList, FileObject, Purpose
 from gateway.http.pages import Direction, page_of
 from gateway.http.upload import UploadRoute
-from gateway.routes.documentation import ERRORS
+from gateway.routes.documentation import ERRORS_OF_LOOKUPS, ERRORS_OF_UPLOADS, ERRORS_WITHOUT_BODY
 from gateway.runtime import GatewayDependency
 from pageloom.errors import InvalidRequest
 
@@ -19,7 +19,7 @@ MAX_LISTED = 10_000
 MAX_FILENAME_CHARS = 255
 
 
-@router.post("/v1/files", responses=ERRORS)
+@router.post("/v1/files", responses=ERRORS_OF_UPLOADS)
 async def upload_file(
     gateway: GatewayDependency,
     file: UploadFile,
@@ -38,7 +38,7 @@ async def upload_file(
     return await gateway.batches.files.add(file.file, num_bytes, filename, lifetime_s)
 
 
-@router.get("/v1/files", responses=ERRORS)
+@router.get("/v1/files", responses=ERRORS_OF_LOOKUPS)
 async def list_files(
     gateway: GatewayDependency,
     purpose: Purpose | None = None,
@@ -53,7 +53,7 @@ async def list_files(
     return FileList(data=page.items, first_id=page.first_id, last_id=page.last_id, has_more=page.has_more)
 
 
-@router.get("/v1/files/{file_id}", responses=ERRORS)
+@router.get("/v1/files/{file_id}", responses=ERRORS_WITHOUT_BODY)
 async def retrieve_file(file_id: str, gateway: GatewayDependency) -> FileObject:
     return gateway.batches.files.get(file_id)
 
@@ -61,14 +61,14 @@ async def retrieve_file(file_id: str, gateway: GatewayDependency) -> FileObject:
 @router.get(
     "/v1/files/{file_id}/content",
     response_class=Response,
-    responses=ERRORS | {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}},
+    responses=ERRORS_WITHOUT_BODY | {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}},
 )
 async def file_content(file_id: str, gateway: GatewayDependency) -> Response:
     path = gateway.batches.files.content_path(file_id)
     return FileResponse(path, media_type="application/jsonl")
 
 
-@router.delete("/v1/files/{file_id}", responses=ERRORS)
+@router.delete("/v1/files/{file_id}", responses=ERRORS_OF_LOOKUPS)
 async def delete_file(file_id: str, gateway: GatewayDependency) -> FileDeleted:
     await gateway.batches.files.delete(file_id)
     return FileDeleted(id=file_id)

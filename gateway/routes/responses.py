@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request
+from pydantic import TypeAdapter
 from starlette.responses import Response, StreamingResponse
 
 from gateway.answers.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
@@ -18,6 +19,7 @@ from gateway.http.pages import Direction
 from gateway.requests.field_names import renamed_fields
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
+from gateway.responses.answer_schemas import InputItemList, ResponseDeleted, ResponseObject, ResponseStreamEvent
 from gateway.responses.background import cancel, start_in_background
 from gateway.responses.conversion import FIELD_NAMES, items_of
 from gateway.responses.encoder import ResponseEncoder
@@ -25,15 +27,16 @@ from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
 from gateway.responses.translate import translate_response
-from gateway.routes.documentation import ERRORS, STREAMED_EVENTS
+from gateway.routes.documentation import ERRORS, ERRORS_OF_LOOKUPS, ERRORS_WITHOUT_BODY, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 from pageloom.errors import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute)
 MAX_LISTED = 100
+_STREAMED = streamed(ResponseObject, TypeAdapter(ResponseStreamEvent))
 
 
-@router.post("/v1/responses", responses=STREAMED_EVENTS | ERRORS)
+@router.post("/v1/responses", responses=_STREAMED | ERRORS)
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -56,7 +59,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     return await _whole(gateway, request, job, encoder)
 
 
-@router.get("/v1/responses/{response_id}", responses=STREAMED_EVENTS | ERRORS)
+@router.get("/v1/responses/{response_id}", responses=_STREAMED | ERRORS_OF_LOOKUPS)
 async def retrieve_response(
     response_id: str,
     gateway: GatewayDependency,
@@ -71,7 +74,7 @@ async def retrieve_response(
     return _event_stream(stored.follow(starting_after + 1))
 
 
-@router.post("/v1/responses/{response_id}/cancel", responses=ERRORS)
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject, responses=ERRORS_OF_LOOKUPS)
 async def cancel_response(response_id: str, gateway: GatewayDependency) -> Response:
     stored = gateway.responses.get(response_id)
     if stored.task is None:
@@ -80,13 +83,13 @@ async def cancel_response(response_id: str, gateway: GatewayDependency) -> Respo
     return _json(stored.response)
 
 
-@router.delete("/v1/responses/{response_id}", responses=ERRORS)
+@router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted, responses=ERRORS_WITHOUT_BODY)
 async def delete_response(response_id: str, gateway: GatewayDependency) -> Response:
     await cancel(gateway.responses.remove(response_id))
     return _json({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+@router.get("/v1/responses/{response_id}/input_items", response_model=InputItemList, responses=ERRORS_OF_LOOKUPS)
 async def list_input_items(
     response_id: str,
     gateway: GatewayDependency,
