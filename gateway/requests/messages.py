@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.openai.embedding_schemas import EmbeddingRequest
 from gateway.openai.schemas import ChatCompletionRequest, TokenizeRequest
 from gateway.requests.conversation import Conversation
 from gateway.served_model import ServedModel
@@ -12,7 +13,9 @@ from pageloom.errors import InvalidRequest
 
 
 def render_messages(
-    body: ChatCompletionRequest | TokenizeRequest, model: ServedModel, tools: Sequence[dict[str, Any]] = ()
+    body: ChatCompletionRequest | TokenizeRequest | EmbeddingRequest,
+    model: ServedModel,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The prompt, for `Tokenizer.encode_prompt`: texts of special tokens that came with the request are marked in it.
     `tools` are what the model is shown of them. Raises InvalidRequest."""
@@ -39,7 +42,7 @@ def render_messages(
     )
 
 
-def _effort(body: ChatCompletionRequest | TokenizeRequest) -> dict[str, str | bool]:
+def _effort(body: ChatCompletionRequest | TokenizeRequest | EmbeddingRequest) -> dict[str, str | bool]:
     """For templates that know one of these variables."""
     effort = body.reasoning_effort
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from gateway.answers.embeddings import translate_embeddings
 from gateway.anthropic.conversion import to_chat
 from gateway.anthropic.schemas import MessagesRequest
 from gateway.http.json_body import MAX_INLINE_BYTES, _read_model
@@ -21,6 +20,7 @@ from gateway.openai.embedding_schemas import EmbeddingRequest
 from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.requests.terms import Terms
 from gateway.requests.translate import MAX_CUT_CHARS, translate_chat, translate_completion
+from gateway.requests.translate_embeddings import translate_embeddings
 from gateway.responses.conversion import items_of
 from gateway.responses.schemas import ResponseRequest
 from gateway.responses.translate import translate_response
