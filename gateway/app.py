@@ -93,9 +93,10 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         background=background,
         batches=_batches(app, config, background),
     )
-    if config.allowed_origins:
-        _allow_browsers(app, config.allowed_origins)
     app.add_middleware(RequestMiddleware, metrics=metrics)
+    if config.allowed_origins:
+        # Around the other, so that a page may read what that refuses, too.
+        _allow_browsers(app, config.allowed_origins)
     install_error_handlers(app)
     for routes in _ROUTES:
         app.include_router(routes.router)

@@ -87,7 +87,7 @@ class LocalStack:
     """Starts the processes on entry, stops them in order on exit: the gateway first, so that its
     streams can end, then the scheduler, which sends the workers away, then these, all at once: one left for last
     would dial the scheduler that is gone. If `drain` is set to False before that, nothing waits for running
-    requests."""
+    requests: their clients are told that they end."""
 
     def __init__(self, config: StackConfig, on_loading: Callable[[Loading], None]) -> None:
         self.drain = True
@@ -215,7 +215,13 @@ class LocalStack:
         with self._directory:
             for names, drain_timeout_s in self._stop_order():
                 limit_s = (drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S
-                await asyncio.gather(*(self._services[name].stop(limit_s) for name in names if name in self._services))
+                await asyncio.gather(
+                    *(
+                        self._services[name].stop(limit_s, at_once=not self.drain)
+                        for name in names
+                        if name in self._services
+                    )
+                )
             await asyncio.gather(*self._watchers.values())
 
     def _stop_order(self) -> list[tuple[list[str], float]]:

@@ -134,6 +134,13 @@ async def test_web_pages_of_allowed_origins(served_model: ServedModel):
             answer = await running.http.post(TEXT, json=body | fields, headers=origin)
             assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin["origin"])
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        for path, headers, status in (
+            (f"/v1/models?{'x' * 9000}", {}, 414),
+            ("/v1/models", {f"x-{number}": "y" for number in range(101)}, 431),
+        ):
+            answer = await running.http.get(path, headers=origin | headers)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin["origin"])
+            assert answer.headers["x-request-id"]
         foreign = await running.http.get("/v1/models", headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in foreign.headers
         refused = await running.http.options(CHAT, headers=preflight | {"origin": "https://evil.example"})
