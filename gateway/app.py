@@ -22,6 +22,7 @@ from gateway.errors import install_error_handlers
 from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.middleware import RequestMiddleware
 from gateway.http.openapi import describe_truly
+from gateway.loop_lag import watch_lag
 from gateway.metrics import GatewayMetrics
 from gateway.responses.store import ResponseStore
 from gateway.routes import (
@@ -73,8 +74,8 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         # A redirect loses the body of a POST.
         redirect_slashes=False,
     )
-    metrics = GatewayMetrics(model.names[0])
-    metrics.generations_running.set_function(lambda: lifecycle.num_running)
+    metrics = GatewayMetrics(model.names[0], config.shared_metrics_dir)
+    lifecycle.on_change = metrics.generations_running.set
     background = BackgroundTasks()
     app.state.gateway = Gateway(
         config=config,
@@ -137,10 +138,14 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
     async with gateway.client:
         async with gateway.background, asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(gateway.engine.watch())
+            watches = (
+                tasks.create_task(gateway.engine.watch()),
+                tasks.create_task(watch_lag(gateway.metrics.loop_lag.observe)),
+            )
             await gateway.batches.open()
             yield
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
         # Batches that have not ended stay as they are.
         await gateway.batches.close()
         await gateway.grammar_compiler.close()

@@ -66,11 +66,20 @@ class StackConfig:
             num_threads=worker.num_threads or max(1, num_cores // self.num_workers),
         )
 
-    def gateway_config(self, gateway: GatewayConfig, scheduler_address: str, port: int) -> GatewayConfig:
+    def gateway_config(
+        self, gateway: GatewayConfig, scheduler_address: str, port: int, directory: str
+    ) -> GatewayConfig:
+        """`directory` is for what several gateways have in common."""
         gateway = replace(gateway, scheduler_address=scheduler_address, port=port)
         if self.num_gateways == 1:
             return gateway
-        return replace(gateway, shares_port=True, max_stored_responses=0, max_stored_files=0)
+        return replace(
+            gateway, shares_port=True, shared_metrics_dir=directory, max_stored_responses=0, max_stored_files=0
+        )
+
+    def gateway_environment(self, directory: str) -> dict[str, str]:
+        """What differs from this process's own environment. prometheus_client reads it when it is imported."""
+        return {} if self.num_gateways == 1 else {"PROMETHEUS_MULTIPROC_DIR": directory}
 
     def worker_environment(self, index: int) -> dict[str, str]:
         """What differs from this process's own environment."""
@@ -164,8 +173,11 @@ class LocalStack:
         port = gateway.port
         if self._config.num_gateways > 1 and port:
             _require_free(gateway.host, port)
+        directory = os.path.join(self._directory.name, "gateways")
+        os.mkdir(directory)
         for name in self._gateway_names():
-            await self._start(name, "gateway", self._config.gateway_config(gateway, scheduler_address, port))
+            config = self._config.gateway_config(gateway, scheduler_address, port, directory)
+            await self._start(name, "gateway", config, self._config.gateway_environment(directory))
             if self._config.num_gateways > 1:
                 # The others take the port that the first one got.
                 await self._ready[name]

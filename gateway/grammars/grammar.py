@@ -13,7 +13,7 @@ import orjson
 
 from gateway.grammars.json_schema import normalize_schema
 from gateway.grammars.lark_text import lark_literals, lark_regex, lark_string
-from gateway.http.json_body import excess_of
+from gateway.http.json_shape import excess_of
 from pageloom.errors import InvalidRequest
 from pageloom.sampling_params import MAX_GRAMMAR_BYTES
 

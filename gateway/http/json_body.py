@@ -13,19 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BodyError, invalid_body
+from gateway.http.json_shape import excess_of
 from gateway.openai.request_model import RequestModel
 from gateway.requests.limits import check_limits
+from gateway.requests.unserved_fields import num_unknown
 from pageloom.config import GatewayConfig
 from pageloom.errors import InvalidRequest
-from pageloom.request_limits import RequestLimits, default_limit
+from pageloom.request_limits import RequestLimits
 
-# Of JSON within a string of a body, such as a schema.
-MAX_INNER_DEPTH = 64
 # What is larger is read in a thread: parsing and validation take up to 20 ms for a MiB. Each holds the interpreter from
 # its beginning to its end, so in a thread it is the limits on the shape that keep the others' waits short.
 MAX_INLINE_BYTES = 64 * 1024
-_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 
 
 class JsonRoute(APIRoute):
@@ -61,9 +59,13 @@ class JsonRequest(Request):
         takes it."""
         body, limits = await self.body(), self._config.limits
         assert self._model is not None, "FastAPI asks for no body that the route does not take"
+        gateway = self.app.state.gateway
         if len(body) <= MAX_INLINE_BYTES:
-            return _read_model(body, self._model, limits)
-        return await self.app.state.gateway.in_thread(_read_model, body, self._model, limits)
+            value = _read_model(body, self._model, limits)
+        else:
+            value = await gateway.in_thread(_read_model, body, self._model, limits)
+        gateway.metrics.unknown_fields.inc(num_unknown(value))
+        return value
 
     @property
     def _config(self) -> GatewayConfig:
@@ -96,31 +98,6 @@ class JsonRequest(Request):
         if num_bytes > max_bytes:
             raise too_large
         return bytes(body)
-
-
-def excess_of(
-    body: bytes,
-    max_depth: int = MAX_INNER_DEPTH,
-    max_containers: int = default_limit("max_json_containers"),
-    max_strings: int = default_limit("max_json_strings"),
-) -> str | None:
-    """What the body has too much of. Each step is one pass of C code over the body, or over what is left of it; the
-    depth is found by removing the innermost brackets once per level."""
-    # An escaped quotation mark ends no string.
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    if unescaped.count(b'"') > 2 * max_strings:
-        return f"it has more than {max_strings} strings"
-    outside = b"".join(unescaped.split(b'"')[::2])
-    brackets = outside.translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
-    if brackets.count(b"[") > max_containers:
-        return f"it has more than {max_containers} arrays and objects"
-    for _ in range(max_depth):
-        shallower = brackets.replace(b"[]", b"")
-        if len(shallower) == len(brackets):
-            # Nothing is left, or only what does not match, which the parser reports.
-            return None
-        brackets = shallower
-    return f"it is nested deeper than {max_depth} levels" if brackets else None
 
 
 def _read_model(body: bytes, model: type[RequestModel], limits: RequestLimits) -> RequestModel:

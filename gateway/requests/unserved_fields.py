@@ -70,6 +70,9 @@ UNSERVED_IN_MESSAGES: Mapping[str, str] = MappingProxyType(
         "structured_outputs": "use output_config.format",
     }
 )
+# Some of an API's that is served are looked at where they mean something.
+_ELSEWHERE = frozenset({"modalities", "embed_dtype", "endianness"})
+_KNOWN = frozenset({*UNSERVED_FIELDS, *UNSERVED_IN_RESPONSES, *UNSERVED_IN_MESSAGES, *RENAMED_FIELDS, *_ELSEWHERE})
 _NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 # Besides these a field may ask for nothing by what would be the case anyway.
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
@@ -92,6 +95,12 @@ def refuse_unserved(body: RequestModel, others: Mapping[str, str] = _NO_OTHERS) 
         _log.debug("unknown request field ignored", field=name)
     if extra.get("modalities") not in (None, [], ["text"]):
         raise unserved("modalities", "other than ['text']", why=_TEXT_ONLY)
+
+
+def num_unknown(body: RequestModel) -> int:
+    """How many fields of a request are ignored since nobody knows them."""
+    extra = body.model_extra
+    return len(extra.keys() - _KNOWN) if extra else 0
 
 
 class UnservedField(InvalidRequest):
