@@ -19,7 +19,6 @@ from gateway.batches.inner_call import caller
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
-from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.middleware import RequestMiddleware
 from gateway.http.openapi import describe_truly
 from gateway.loop_lag import watch_lag
@@ -44,6 +43,7 @@ from pageloom import __version__
 from pageloom.batch_lines import BATCH_URLS
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 
 # Templates and tokenizers release the GIL only in part, so more threads would not help.
 NUM_TEXT_THREADS = 2
@@ -84,7 +84,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         engine=EngineState(client, model.tokenizer.vocab_size),
         lifecycle=lifecycle,
         metrics=metrics,
-        grammar_compiler=GrammarCompiler(model.tokenizer),
+        grammar_compiler=GrammarCompiler(model.tokenizer, on_refusal=metrics.grammars_refused.inc),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
         responses=ResponseStore(
             max_responses=config.max_stored_responses,
@@ -136,7 +136,7 @@ def _batches(app: FastAPI, config: GatewayConfig, background: BackgroundTasks) -
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
-    async with gateway.client:
+    async with gateway.client, gateway.grammar_compiler:
         async with gateway.background, asyncio.TaskGroup() as tasks:
             watches = (
                 tasks.create_task(gateway.engine.watch()),
@@ -148,5 +148,4 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
                 watch.cancel()
         # Batches that have not ended stay as they are.
         await gateway.batches.close()
-        await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

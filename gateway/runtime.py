@@ -18,17 +18,17 @@ from gateway.answers.lifecycle import Lifecycle
 from gateway.background_tasks import BackgroundTasks
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
-from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
-from gateway.openai.request_model import RequestModel
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms
 from gateway.responses.store import ResponseStore
 from gateway.served_model import ServedModel
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 from pageloom.plan import ModelInfo
+from pageloom.request_model import RequestModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +60,8 @@ class Gateway:
         self, translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job], body: BodyT, terms: Terms
     ) -> Job:
         """What a request wants of the engine. Raises what `translate` raises, InvalidRequest if its grammar cannot be
-        compiled, Overloaded if too many others wait for that, and Unavailable without an engine."""
+        compiled, Overloaded if too many others wait for that, and Unavailable without an engine or if nothing can be
+        compiled at all."""
         job = await self.in_thread(translate, body, terms, self.model, self.engine.require_model())
         if job.grammar:
             await self.grammar_compiler.check(job.grammar, param=job.grammar_field)

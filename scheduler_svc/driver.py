@@ -15,7 +15,7 @@ from dataclasses import replace
 import structlog
 
 from pageloom import __version__
-from pageloom.errors import DuplicateRequest, EngineError, Unavailable
+from pageloom.errors import DuplicateRequest, EngineError, InvalidRequest, Unavailable
 from pageloom.plan import StepResult
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.timeline import Timeline
@@ -81,6 +81,15 @@ class Driver:
         self._publish_soon()
         self._wake_workers()
 
+    async def prepare(self, grammar: str) -> None:
+        """Has every worker compile a grammar before a request brings it, so that no step waits for that. A worker that
+        attaches later compiles it in its step. Raises InvalidRequest if it cannot be used, Overloaded if too many wait
+        for theirs."""
+        answers = [link.prepare(grammar) for link in self._links.values() if link.leave_at is None]
+        for answer in answers:
+            if error := await asyncio.shield(answer):
+                raise InvalidRequest(error, param="grammar")
+
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         """Ends some choices (none named: all); finished and unknown ones are ignored."""
         if endings := self._core.cancel(request_id, choice_indexes, now=time.monotonic()):
@@ -125,7 +134,7 @@ class Driver:
         self._deliver_endings(self._core.abandon(worker_id, time.monotonic()))
         self._publish_soon()
         self._wake_workers()
-        link.detached.set()
+        link.end()
         await self._announce(self._serving)
 
     async def drive(self, link: WorkerLink) -> None:
@@ -248,6 +257,8 @@ class Driver:
         if committed.facts is not None:
             self._metrics.observe_step(committed.facts, duration_s, result.duration_s)
             pace.observe(committed.facts, result.duration_s)
+            if result.draft_counts:
+                self._metrics.observe_drafts(result)
             if committed.facts.num_preempted:
                 # Back in the queue, they may run elsewhere.
                 self._wake_workers()
@@ -271,12 +282,17 @@ class Driver:
         return True
 
     def _deliver_tokens(self, tokens: NewTokens) -> None:
-        # Once for each running choice in each step: this loop bounds the token rate.
-        readers, logprobs = self._readers, tokens.logprobs
-        columns = zip(tokens.keys.tolist(), tokens.first_indexes.tolist(), tokens.token_ids.tolist(), strict=True)
-        for key, first_index, token_id in columns:
+        # Once for each token: this loop bounds the token rate.
+        readers = self._readers
+        columns = (tokens.keys.tolist(), tokens.indexes.tolist(), tokens.token_ids.tolist())
+        if not tokens.logprobs:
+            for key, index, token_id in zip(*columns, strict=True):
+                reader, choice_index = readers[key]
+                reader.put_token(choice_index, index, token_id, None)
+            return
+        for key, index, token_id, logprobs in zip(*columns, tokens.logprobs, strict=True):
             reader, choice_index = readers[key]
-            reader.put_token(choice_index, first_index, token_id, logprobs.get(key) if logprobs else None)
+            reader.put_token(choice_index, index, token_id, logprobs)
 
     def _deliver_endings(self, endings: Iterable[Ending]) -> None:
         self._publish_soon()

@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from pageloom import wire
+from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
 from pageloom.plan import BatchPlan, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
+from pageloom.wakeup import Wakeup
+from scheduler_svc.grammar_questions import GrammarQuestions
 
-# Welcome, Drain, and no more plans than may be in flight: this never fills.
-_MAX_OUTGOING = 8
+# Welcome, Drain, no more plans than may be in flight, and grammars: this never fills.
+_MAX_OUTGOING = 8 + MAX_GRAMMARS_PREPARING
 
 
 class WorkerLost(Exception):
@@ -45,10 +48,11 @@ class WorkerLink:
         # One task writes: a call takes one write at a time, and a drain may coincide with a plan.
         self._outgoing: asyncio.Queue[worker_pb2.AttachResponse] = asyncio.Queue(_MAX_OUTGOING)
         self._superseded = asyncio.Event()
+        self._grammars = GrammarQuestions(self._send_grammar)
         # Steps whose results are due, with the time from when the worker can have worked at each.
         self._due: deque[tuple[int, float]] = deque()
         self._results: deque[tuple[StepResult, float]] = deque()
-        self._happened = asyncio.Event()
+        self._happened = Wakeup()
         self._last_heard_s = time.monotonic()
 
     def welcome(self, heartbeat_interval_s: float, max_num_steps_in_flight: int) -> None:
@@ -69,6 +73,15 @@ class WorkerLink:
         self._due.append((plan.step, time.monotonic()))
         self._outgoing.put_nowait(worker_pb2.AttachResponse(plan=wire.plan_to_proto(plan)))
 
+    def prepare(self, grammar: str) -> asyncio.Future[str]:
+        """Has the worker compile a grammar beside its steps: `GrammarQuestions.ask`."""
+        return self._grammars.ask(grammar)
+
+    def end(self) -> None:
+        """The worker is gone."""
+        self._grammars.end()
+        self.detached.set()
+
     @property
     def working_since_s(self) -> float | None:
         """From when it can have worked at the oldest step whose result is due; None if none is."""
@@ -82,16 +95,17 @@ class WorkerLink:
 
     async def wait(self, timeout_s: float | None) -> None:
         """Until a result comes, `wake` is called, or so much time has passed."""
+        # Almost every wait of a busy worker ends by its time: `asyncio.timeout` would raise an exception for each.
+        timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, self._happened.wake)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._happened.wait()
-        except TimeoutError:
-            return
-        self._happened.clear()
+            await self._happened.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def wake(self) -> None:
         """There may be work, or a reason to go."""
-        self._happened.set()
+        self._happened.wake()
 
     def leave(self, timeout_s: float, *, stop: bool) -> None:
         """It is to go when it has nothing left to run, or after `timeout_s`."""
@@ -115,6 +129,8 @@ class WorkerLink:
             kind = message.WhichOneof("message")
             if kind == "step_result":
                 self._take(message.step_result)
+            elif kind == "grammar_prepared":
+                self._take_prepared(message.grammar_prepared)
             elif kind == "heartbeat":
                 self._last_step = message.heartbeat.step
             elif kind == "leaving":
@@ -141,7 +157,17 @@ class WorkerLink:
             # It cannot have worked at the next one before.
             step, sent_s = self._due[0]
             self._due[0] = (step, max(sent_s, now_s))
-        self._happened.set()
+        self._happened.wake()
+
+    def _send_grammar(self, number: int, grammar: str) -> None:
+        message = worker_pb2.PrepareGrammar(number=number, grammar=grammar)
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(prepare_grammar=message))
+
+    def _take_prepared(self, message: worker_pb2.GrammarPrepared) -> None:
+        try:
+            self._grammars.take(message.number, message.error)
+        except KeyError:
+            raise WorkerLost("it told of a grammar that it was not asked about") from None
 
     async def watch(self, timeout_s: float) -> None:
         """Raises WorkerLost after `timeout_s` of silence, or once superseded. HTTP/2 pings would not do: a peer

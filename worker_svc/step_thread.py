@@ -29,7 +29,15 @@ class Runner(Protocol):
     @property
     def max_num_batched_tokens(self) -> int: ...
 
+    @property
+    def max_num_draft_tokens(self) -> int: ...
+
     def step(self, plan: BatchPlan) -> StepResult: ...
+
+    def prepare(self, grammar: str) -> str:
+        """What is wrong with a grammar that requests will bring, "" if nothing is. Called in another thread than the
+        rest, while steps run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

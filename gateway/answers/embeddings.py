@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from gateway.answers.choice import require_success
 from gateway.metrics import RequestObserver
 from gateway.requests.translate_embeddings import EmbeddingJob
 from pageloom.client import EngineClient
@@ -53,7 +52,7 @@ async def _embed_one(client: EngineClient, request_id: str, job: EmbeddingJob, i
     async with aclosing(client.generate(request)) as events:
         async for event in events:
             if isinstance(event, ChoiceFinished):
-                require_success(event)
+                event.require_success()
                 if not event.embedding:
                     raise EngineError("the engine brought no embedding")
                 return event.embedding

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from gateway.answers.choice import Finish, ScoredToken
 from gateway.answers.generation import Generation
 from gateway.openai.prompt_logprobs import EchoedToken
-from gateway.parsing.tool_calls import ToolCallDelta
 from gateway.requests.job import Job
+from pageloom.parsing.tool_calls import ToolCallDelta
 from pageloom.timeline import Timeline
 
 
@@ -60,7 +60,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
     growing = [_Growing() for _ in range(job.num_choices)]
     while (deltas := await generation.next_deltas()) is not None:
         for delta in deltas:
-            choice = growing[delta.index]
+            choice = growing[delta.choice_index]
             choice.pieces.append(delta.text)
             choice.reasoning.append(delta.reasoning)
             choice.tool_calls.extend(delta.tool_calls)

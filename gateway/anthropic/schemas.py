@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.request_model import RequestModel
 from gateway.openai.schemas import NonEmptyStrings
+from pageloom.request_model import RequestModel
 
 
 class Block(RequestModel):

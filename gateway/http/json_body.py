@@ -8,18 +8,18 @@ from typing import Any
 
 import orjson
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import BodyError, invalid_body
-from gateway.http.json_shape import excess_of
-from gateway.openai.request_model import RequestModel
+from gateway.errors import BodyError
 from gateway.requests.limits import check_limits
 from gateway.requests.unserved_fields import num_unknown
 from pageloom.config import GatewayConfig
 from pageloom.errors import InvalidRequest
+from pageloom.field_errors import naming_fields
+from pageloom.json_shape import excess_of
 from pageloom.request_limits import RequestLimits
+from pageloom.request_model import RequestModel
 
 # What is larger is read in a thread: parsing and validation take up to 20 ms for a MiB. Each holds the interpreter from
 # its beginning to its end, so in a thread it is the limits on the shape that keep the others' waits short.
@@ -108,11 +108,9 @@ def _read_model(body: bytes, model: type[RequestModel], limits: RequestLimits) -
         value = orjson.loads(body)
         if isinstance(value, dict):
             check_limits(value, limits)
-        return model.model_validate(value)
+        with naming_fields():
+            return model.model_validate(value)
     except orjson.JSONDecodeError as error:
         raise BodyError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
-    except ValidationError as error:
-        invalid = invalid_body(error)
     except InvalidRequest as error:
-        invalid = error
-    raise BodyError(400, invalid.message, code=invalid.code, param=invalid.param)
+        raise BodyError(400, error.message, code=error.code, param=error.param) from None

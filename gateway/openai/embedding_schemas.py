@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.openai.schemas import CacheSalt, Messages, Priority, TemplateOptions, TokenIds
+from gateway.openai.schemas import CacheSalt, Priority, TokenIds
+from pageloom.chats.schemas import Messages, TemplateOptions
 
 
 class EmbeddingRequest(TemplateOptions):

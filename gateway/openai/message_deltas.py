@@ -15,7 +15,7 @@ from gateway.openai.tool_schemas import (
     AnsweredToolCall,
     AssistantMessage,
 )
-from gateway.parsing.tool_calls import ToolCallDelta
+from pageloom.parsing.tool_calls import ToolCallDelta
 
 
 def reasoning_delta(text: str) -> bytes:

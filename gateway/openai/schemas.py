@@ -4,32 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.openai.optional_keys import IF_ANY
-from gateway.openai.request_model import RequestModel
-from gateway.openai.structured_output_schemas import ResponseFormat, StructuredOutputs
-from gateway.openai.tool_schemas import AssistantMessage, Tool, ToolChoice
+from gateway.openai.tool_schemas import AssistantMessage
+from pageloom.chats.schemas import ChatOptions, Messages, TemplateOptions
+from pageloom.grammars.schemas import FormOptions
+from pageloom.request_model import RequestModel
 from pageloom.timeline import Timeline
 
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 128
 # It becomes part of the answer's id.
 REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
-
-# What fields that take several types accept, for error messages.
-ACCEPTED_TYPES: Mapping[str, str] = {
-    "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
-    "input": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
-    "stop": "a string or a list of strings",
-    "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
-    "tool_choice": "none, auto, required, or an object that names a tool or allowed_tools",
-    "arguments": "a JSON object as a string",
-    "chat_template_kwargs": "an object whose values are strings, numbers, booleans or null",
-}
 
 # fail_fast: a list of a million wrong items must not become a million errors.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -40,7 +29,6 @@ NonEmptyStrings = Annotated[list[NonEmptyString], Field(fail_fast=True)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 CacheSalt = Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)]
-TemplateVariables = dict[str, str | int | float | bool | None]
 
 
 class StreamOptions(RequestModel):
@@ -48,7 +36,7 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(RequestModel):
+class GenerationRequest(FormOptions):
     """What chat and text completions have in common. null means the default everywhere."""
 
     model: str
@@ -93,8 +81,6 @@ class GenerationRequest(RequestModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):
@@ -105,64 +91,11 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = None
 
 
-class ContentPart(RequestModel):
-    type: str
-    text: str | None = None
-
-
-class FunctionCall(RequestModel):
-    name: str
-    arguments: str
-
-
-class CustomCall(RequestModel):
-    name: str
-    input: str
-
-
-class ToolCall(RequestModel):
-    """Of a `function` or a `custom` tool, as `type` says."""
-
-    id: str | None = None
-    type: Literal["function", "custom"] = "function"
-    function: FunctionCall | None = None
-    custom: CustomCall | None = None
-
-
-class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-
-
-class TemplateOptions(RequestModel):
-    """How messages become a prompt."""
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
-
-
-class ChatCompletionRequest(GenerationRequest, TemplateOptions):
-    messages: Messages
+class ChatCompletionRequest(GenerationRequest, ChatOptions):
     max_completion_tokens: int | None = None
     echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(TemplateOptions):

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_body
 from gateway.openai.schemas import ChatCompletionRequest
 from pageloom.errors import InvalidRequest
+from pageloom.field_errors import invalid_value
 
 
 def chat_request(**fields: Any) -> ChatCompletionRequest:
@@ -17,6 +17,6 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
     try:
         return ChatCompletionRequest(**fields)
     except ValidationError as error:
-        found = invalid_body(error)
+        found = invalid_value(error)
         param = (found.param or "").replace(".function.", ".").replace(".custom.", ".")
         raise InvalidRequest(found.message.replace(found.param or "", param, 1), param=param) from None

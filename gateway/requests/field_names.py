@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pydantic import ValidationError
 
-from gateway.errors import invalid_body
+from gateway.requests.job import Job
 from gateway.requests.unserved_fields import UnservedField
 from pageloom.errors import RequestError
+from pageloom.field_errors import invalid_value
 
 # Elsewhere a tool is itself what a chat has one level deeper.
 _FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function|\.custom)?\.(\w+)")
@@ -23,11 +25,16 @@ def renamed_fields(names: Mapping[str, str]) -> Generator[None]:
     try:
         yield
     except ValidationError as error:
-        raise _renamed(invalid_body(error), names) from None
+        raise _renamed(invalid_value(error), names) from None
     except UnservedField:
         raise
     except RequestError as error:
         raise _renamed(error, names) from None
+
+
+def renamed_job(job: Job, names: Mapping[str, str]) -> Job:
+    """For errors that come up while it is answered."""
+    return replace(job, grammar_field=names.get(job.grammar_field, job.grammar_field))
 
 
 def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

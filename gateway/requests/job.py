@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.parsing.message_parser import MessageFormat
 from gateway.requests.terms import Terms
+from pageloom.parsing.message_parser import MessageFormat
 from pageloom.sampling_params import SamplingParams
 
 
@@ -47,7 +47,7 @@ class Job:
     message_format: MessageFormat | None = None
     num_echo_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
-    # Of the request, that which gave the prompts' grammar.
+    # Of the request, that which gave the prompts' grammar: what to name if that proves to be too much later.
     grammar_field: str = ""
 
     @property

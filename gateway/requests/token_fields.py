@@ -1,4 +1,4 @@
-"""Request fields that speak of tokens -> token ids: words that must not come, and which part of a prompt is kept."""
+"""Which part of a prompt is kept?"""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ from collections.abc import Sequence
 
 from gateway.openai.schemas import GenerationRequest
 from pageloom.errors import InvalidRequest
-from pageloom.tokenizer import Tokenizer
-
-
-def bad_word_ids(body: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word as they come at the beginning of a text and after a space, which is vLLM's rule:
-    the second only if it differs by its first token alone."""
-    sequences: list[tuple[int, ...]] = []
-    for word in body.bad_words or ():
-        text = word.lstrip(" ")
-        at_start = tuple(tokenizer.encode(text, add_special_tokens=False))
-        if not at_start:
-            raise InvalidRequest(f"bad_words has {word!r}, which makes no tokens", param="bad_words")
-        after_space = tuple(tokenizer.encode(" " + text, add_special_tokens=False))
-        sequences.append(at_start)
-        if len(after_space) == len(at_start) and after_space[0] != at_start[0]:
-            sequences.append(after_space)
-    return tuple(dict.fromkeys(sequences))
 
 
 def kept_tokens(body: GenerationRequest, token_ids: Sequence[int], most: int) -> Sequence[int]:

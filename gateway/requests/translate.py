@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 
 from gateway.openai.prompt_logprobs import with_scored_prompts
 from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.requests.answer_parts import with_parts
 from gateway.requests.job import Job, Prompt
-from gateway.requests.messages import render_messages
-from gateway.requests.offered_tools import shown_tools
-from gateway.requests.structured_outputs import constrained_field, grammar_of
 from gateway.requests.terms import Terms
-from gateway.requests.token_fields import bad_word_ids, kept_tokens
-from gateway.requests.tool_use import read_tool_use, with_parts
+from gateway.requests.token_fields import kept_tokens
 from gateway.requests.unserved_fields import refuse_unserved, unserved
 from gateway.served_model import ServedModel
+from pageloom.bad_words import bad_word_ids
+from pageloom.chats.offered_tools import shown_tools
+from pageloom.chats.rendering import render_messages
+from pageloom.chats.tool_use import read_tool_use
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
+from pageloom.grammars.structured_outputs import constrained_field, grammar_of
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
 
@@ -63,7 +65,7 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     else:
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    text = render_messages(body, model, shown_tools(use.offered))
+    text = render_messages(body.messages, body, model, shown_tools(use.offered))
     framed, cut = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
     token_ids = encode(text, model, info, "messages", add_special_tokens=framed, will_be_cut=cut)
     kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
@@ -162,11 +164,11 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         logit_bias=_logit_bias(body.logit_bias),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        bad_words=bad_word_ids(body, model.tokenizer),
+        bad_words=bad_word_ids(body.bad_words or (), model.tokenizer),
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
-        grammar=grammar_of(body, model),
+        grammar=grammar_of(body, model.tokenizer),
     )
 
 

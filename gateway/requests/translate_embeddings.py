@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.openai.embedding_schemas import EmbeddingRequest
-from gateway.requests.messages import render_messages
-from gateway.requests.offered_tools import offered_tools, shown_tools
 from gateway.requests.terms import Terms
 from gateway.requests.translate import encode
 from gateway.requests.unserved_fields import refuse_unserved
 from gateway.served_model import ServedModel
+from pageloom.chats.offered_tools import offered_tools, shown_tools
+from pageloom.chats.rendering import render_messages
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.policies import Pooling
@@ -74,7 +74,7 @@ def _check_fields(body: EmbeddingRequest, info: ModelInfo) -> None:
 def _of_messages(body: EmbeddingRequest, model: ServedModel, info: ModelInfo) -> tuple[int, ...]:
     """The conversation as it is: unless asked for, no answer begins."""
     rendered = body.model_copy(update={"add_generation_prompt": bool(body.add_generation_prompt)})
-    text = render_messages(rendered, model, shown_tools(offered_tools(body.tools or ())))
+    text = render_messages(body.messages or (), rendered, model, shown_tools(offered_tools(body.tools or ())))
     framed = bool(body.add_special_tokens)
     return _encoded(text, "messages", body, model, info, framed=framed)
 

@@ -8,15 +8,28 @@ from types import MappingProxyType
 
 import structlog
 
-from gateway.openai.request_model import RequestModel
-from gateway.requests.structured_outputs import RENAMED_FIELDS
 from pageloom.errors import InvalidRequest
+from pageloom.request_model import RequestModel
 
 _TEXT_ONLY = "the server reads and writes text only"
 _NO_TENSORS = "the server takes no tensors from requests"
 _NO_CODE = "the server runs no code that requests choose"
 _NO_BEAMS = "there is no beam search; n and best_of sample"
 _NO_TRANSFER = "KV blocks do not leave their worker"
+
+# Fields of older servers and of other ones -> ours.
+RENAMED_FIELDS: Mapping[str, str] = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
+    "structural_tag": "structured_outputs.structural_tag",
+    "grammar": "structured_outputs.grammar",
+    "ebnf": "structured_outputs.grammar",
+    "regex": "structured_outputs.regex",
+    "json_schema": "response_format",
+}
 
 # Name -> why not. docs/compatibility.md lists them.
 UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(

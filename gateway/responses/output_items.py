@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.answers.choice import ChoiceDelta
 from gateway.openai.logprobs import chat_logprobs
-from gateway.parsing.tool_calls import ToolCallDelta
+from pageloom.parsing.tool_calls import ToolCallDelta
 from pageloom.tokenizer import Tokenizer
 
 # The types of calls, and the member that has what the tool gets.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.request_model import Metadata, RequestModel
+from gateway.openai.metadata import Metadata
 from gateway.openai.schemas import (
     MAX_TOP_LOGPROBS,
     CacheSalt,
@@ -15,9 +15,10 @@ from gateway.openai.schemas import (
     Priority,
     Seed,
     Strings,
-    TemplateVariables,
     TokenIds,
 )
+from pageloom.chats.schemas import TemplateVariables
+from pageloom.request_model import RequestModel
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 # All that OpenAI knows. The others are parts of items that no answer has here, but the encrypted reasoning: clients ask

@@ -14,7 +14,7 @@ from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
 from gateway.http.json_body import JsonRoute
 from gateway.http.middleware import record_of
-from gateway.requests.field_names import renamed_fields
+from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms, read_terms
 from gateway.requests.translate import translate_chat
@@ -50,7 +50,8 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
     with renamed_fields(FIELD_NAMES):
-        return await gateway.job(_translate, body, terms)
+        job = await gateway.job(_translate, body, terms)
+    return renamed_job(job, FIELD_NAMES)
 
 
 def _translate(body: PromptFields, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:

@@ -16,7 +16,7 @@ from gateway.answers.stream import EVENT_STREAM_HEADERS, EventStreamResponse, en
 from gateway.http.json_body import JsonRoute
 from gateway.http.middleware import record_of
 from gateway.http.pages import Direction
-from gateway.requests.field_names import renamed_fields
+from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
 from gateway.responses.answer_schemas import InputItemList, ResponseDeleted, ResponseObject, ResponseStreamEvent
@@ -48,6 +48,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     conversation = _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
         job = await gateway.job(partial(translate_response, conversation), body, terms)
+    job = renamed_job(job, FIELD_NAMES)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
     if body.background:

@@ -9,8 +9,7 @@ import pytest
 
 from gateway.http.openapi import RANGES
 from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.requests.structured_outputs import RENAMED_FIELDS
-from gateway.requests.unserved_fields import UNSERVED_FIELDS
+from gateway.requests.unserved_fields import RENAMED_FIELDS, UNSERVED_FIELDS
 from gateway.routes.docs_page import _HEADERS
 from gateway.served_model import ServedModel
 from pageloom.request_limits import RequestLimits

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from gateway.parsing.reasoning import THINK
 from gateway.served_model import ServedModel
 from pageloom.outputs import FinishReason
+from pageloom.parsing.reasoning import THINK
 from tests.gateway.test_tools import CALL, CALL_NOW, NOW, WEATHER, custom, ends
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
 from tests.support.scripted_engine import says

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from gateway.parsing.reasoning import THINK
-from gateway.parsing.tool_formats import TOOL_FORMATS
 from gateway.served_model import ServedModel
 from pageloom.model_files import locate_model
+from pageloom.parsing.reasoning import THINK
+from pageloom.parsing.tool_formats import TOOL_FORMATS
 from pageloom.tokenizer import load_tokenizer
 from tests.gateway.test_tools import HELLO, NOW, WEATHER, allowed, custom, ends
 from tests.support.gateway_server import GatewayServer, gateway_server
