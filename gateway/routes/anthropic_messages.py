@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
 from fastapi import APIRouter, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
@@ -13,6 +12,7 @@ from gateway.anthropic.conversion import FIELD_NAMES, to_chat
 from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import json_response
 from gateway.http.middleware import record_of
 from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
@@ -38,14 +38,14 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
         return EventStreamResponse(gateway, job, encoder.message_id, encoder)
     async with generating(gateway, request.scope, request.receive, encoder.message_id, job) as generation:
         await encode_whole(generation, encoder)
-    return _json(encoder.message)
+    return json_response(encoder.message)
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ANTHROPIC_ERRORS)
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     job = await _job(gateway, body, Terms())
-    return _json({"input_tokens": job.num_prompt_tokens})
+    return json_response({"input_tokens": job.num_prompt_tokens})
 
 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
@@ -57,7 +57,3 @@ async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
 def _translate(body: PromptFields, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
     refuse_unserved(body, UNSERVED_IN_MESSAGES)
     return translate_chat(to_chat(body), terms, model, info)
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

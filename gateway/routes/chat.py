@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 
-import orjson
 from fastapi import APIRouter, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from gateway.answers.stream import EventStreamResponse
 from gateway.answers.whole_answer import collect
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import json_response
 from gateway.http.middleware import record_of
 from gateway.openai.chunk_schemas import ChatCompletionChunk
 from gateway.openai.logprobs import chat_logprobs
@@ -78,4 +78,4 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
     if job.num_prompt_logprobs is not None:
         scores = generation.prompt_scores
         (shown["prompt_logprobs"],) = await gateway.in_thread(prompt_logprobs_json, job, scores, tokenizer)
-    return Response(orjson.dumps(shown), media_type="application/json")
+    return json_response(shown)

@@ -14,6 +14,7 @@ from gateway.answers.generation import Generation
 from gateway.answers.stream import EventStreamResponse
 from gateway.answers.whole_answer import ChoiceAnswer, collect
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import encoded_response
 from gateway.http.middleware import record_of
 from gateway.openai.chunk_schemas import CompletionChunk
 from gateway.openai.logprobs import completion_logprobs
@@ -57,7 +58,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionReq
         shown = await gateway.in_thread(_shown, gateway, job, generation, answers, answer_id, body)
     else:
         shown = _shown(gateway, job, generation, answers, answer_id, body)
-    return Response(shown, media_type="application/json")
+    return encoded_response(shown)
 
 
 def _shown(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response, StreamingResponse
 
 from gateway.answers.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import json_response
 from gateway.http.middleware import record_of
 from gateway.http.pages import Direction
 from gateway.requests.field_names import renamed_fields, renamed_job
@@ -69,7 +69,7 @@ async def retrieve_response(
 ) -> Response:
     stored = gateway.responses.get(response_id)
     if not stream:
-        return _json(stored.response)
+        return json_response(stored.response)
     if stored.task is None:
         raise InvalidRequest("only a response that was made with background=true can be streamed later", param="stream")
     return _event_stream(stored.follow(starting_after + 1))
@@ -81,13 +81,13 @@ async def cancel_response(response_id: str, gateway: GatewayDependency) -> Respo
     if stored.task is None:
         raise InvalidRequest("only a response that was made with background=true can be cancelled", param="response_id")
     await cancel(stored)
-    return _json(stored.response)
+    return json_response(stored.response)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted, responses=ERRORS_WITHOUT_BODY)
 async def delete_response(response_id: str, gateway: GatewayDependency) -> Response:
     await cancel(gateway.responses.remove(response_id))
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=InputItemList, responses=ERRORS_OF_LOOKUPS)
@@ -99,7 +99,7 @@ async def list_input_items(
     order: Direction = "desc",
 ) -> Response:
     stored = gateway.responses.get(response_id)
-    return _json(listed_items(stored, after=after, limit=limit, order=order))
+    return json_response(listed_items(stored, after=after, limit=limit, order=order))
 
 
 def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
@@ -119,18 +119,14 @@ def _in_background(
     stored = gateway.responses.add(encoder.response, conversation)
     queued = encoder.response
     start_in_background(gateway, gateway.responses, stored, job, encoder)
-    return _event_stream(stored.follow(0)) if stream else _json(queued)
+    return _event_stream(stored.follow(0)) if stream else json_response(queued)
 
 
 async def _whole(gateway: Gateway, request: Request, job: Job, encoder: ResponseEncoder) -> Response:
     async with generating(gateway, request.scope, request.receive, encoder.response_id, job) as generation:
         await encode_whole(generation, encoder)
-    return _json(encoder.response)
+    return json_response(encoder.response)
 
 
 def _event_stream(events: AsyncGenerator[bytes]) -> Response:
     return StreamingResponse(events, headers=EVENT_STREAM_HEADERS)
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
