@@ -66,8 +66,8 @@ class GatewayMetrics:
         )
         self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
-        self.tokens = TokenMetrics(model_name)
-        self.registry.register(self.tokens)
+        self.tokens = TokenMetrics(model_name, shared_dir)
+        self._shown.register(self.tokens)
         self.grammars_refused = self._counter(
             "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
         )

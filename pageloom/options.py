@@ -333,7 +333,7 @@ DataParallelSize = Annotated[
 ]
 ApiServerCount = Annotated[
     int,
-    _option("--api-server-count", "Gateway processes that share the port; more than one store nothing for later.",
+    _option("--api-server-count", "Gateway processes that share the port; more than one store no files.",
             min=1, max=64),
 ]  # fmt: skip
 EndWithParent = Annotated[
