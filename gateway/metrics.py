@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,10 +19,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.answers.choice import ChoiceDelta, Finish
 from gateway.errors import ClientDisconnected
-from gateway.token_metrics import TokenMetrics
 from pageloom import __version__
+from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
 
 TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+ITL_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5)
 FINISHED_REASONS = ("stop", "length", "tool_calls", "abort", "error")
 LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -66,8 +68,19 @@ class GatewayMetrics:
         )
         self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
-        self.tokens = TokenMetrics(model_name, shared_dir)
-        self._shown.register(self.tokens)
+        # These two change with each token.
+        labels, folder = {"model_name": model_name}, None if shared_dir is None else Path(shared_dir)
+        self.generation_tokens = UnlockedCounter(
+            "pageloom_generation_tokens", "Tokens generated.", registry=self._shown, labels=labels, folder=folder
+        )
+        self.itl = UnlockedHistogram(
+            "pageloom_inter_token_latency_seconds",
+            "Between the tokens of a choice.",
+            buckets=ITL_BUCKETS_S,
+            registry=self._shown,
+            labels=labels,
+            folder=folder,
+        )
         self.grammars_refused = self._counter(
             "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
         )
@@ -144,5 +157,8 @@ class RequestObserver:
             self.ttft_s = now_s - self._started_s
             self._metrics.ttft.observe(self.ttft_s)
         last_s = self._last_token_s.get(choice_index)
-        self._metrics.tokens.on_tokens(num_tokens, None if last_s is None else now_s - last_s)
+        self._metrics.generation_tokens.inc(num_tokens)
+        if last_s is not None:
+            # Tokens that came joined share the time since the last ones.
+            self._metrics.itl.observe((now_s - last_s) / num_tokens)
         self._last_token_s[choice_index] = now_s

@@ -54,7 +54,7 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "repetition_detection": "repetition_penalty, stop and max_tokens bound an answer",
         "return_prompt_text": "echo repeats the prompt of a text completion",
         "return_token_offsets": "logprobs of text completions have text_offset",
-        "routed_experts_prompt_start": "there are no experts to tell of",
+        "routed_experts_prompt_start": "which experts a token took is not told",
         "stream_interval": "tokens are sent as they come",
         "thinking_token_budget": "max_tokens bounds an answer with its reasoning",
         "use_beam_search": _NO_BEAMS,
