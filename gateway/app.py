@@ -77,7 +77,6 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         redirect_slashes=False,
     )
     metrics = GatewayMetrics(model.names[0], config.shared_dir)
-    lifecycle.on_change = metrics.generations_running.set
     background = BackgroundTasks()
     app.state.gateway = Gateway(
         config=config,

@@ -89,8 +89,9 @@ async def at_engine(
     record = record_of(scope)
     record.answer_id, record.observer = answer_id, observer
     try:
-        async with gateway.lifecycle.running(receive):
-            yield
+        with gateway.metrics.generations_running.track_inprogress():
+            async with gateway.lifecycle.running(receive):
+                yield
     except BaseException as error:
         observer.on_end(error)
         raise
