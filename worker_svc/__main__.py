@@ -14,6 +14,7 @@ from pageloom.status import Loading, WorkerReady
 from pageloom.supervision import ParentLink, run_service, run_until_stopped
 from pageloom.telemetry import configure_logging, start_metrics_server
 from worker_svc.metrics import WorkerMetrics
+from worker_svc.parallel.supervisor import supervise
 from worker_svc.service import AttachLoop
 from worker_svc.simulated import simulated_runner
 from worker_svc.step_thread import Runner
@@ -26,10 +27,17 @@ log = structlog.get_logger()
 
 def main(config: WorkerConfig, parent: ParentLink) -> None:
     if config.simulate is not None:
-        uvloop.run(_serve(config, parent, simulated_runner(config), kernels="none: simulated"))
+        serve_runner(config, parent, simulated_runner(config), kernels="none: simulated")
+    elif config.num_ranks > 1:
+        uvloop.run(supervise(config, parent))
     else:
         runner = _model_runner(config, parent)
-        uvloop.run(_serve(config, parent, runner, kernels=runner.kernels))
+        serve_runner(config, parent, runner, kernels=runner.kernels)
+
+
+def serve_runner(config: WorkerConfig, parent: ParentLink, runner: Runner, *, kernels: str) -> None:
+    """Attaches to the scheduler until a signal, or the scheduler, ends it."""
+    uvloop.run(_serve(config, parent, runner, kernels=kernels))
 
 
 def _model_runner(config: WorkerConfig, parent: ParentLink) -> ModelRunner:

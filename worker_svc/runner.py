@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -25,6 +26,10 @@ from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
 from worker_svc.loader import Progress, load_model, open_checkpoint
 from worker_svc.models.model import Model
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.layout import Layout, check_layout
+from worker_svc.parallel.ranks import ALONE, RankGroup
+from worker_svc.parallel.sharded_weights import shard_checkpoint
 from worker_svc.pooled_rows import PooledRows, PooledSlots
 from worker_svc.pooler import NO_EMBEDDINGS, Embeddings, Pooler
 from worker_svc.pooling_config import choose_pooling
@@ -40,56 +45,99 @@ log = structlog.get_logger()
 _WARM_UP_TOKENS = 64
 
 
-def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
-    """Loads the model and allocates its KV memory; `progress` gets bytes read and bytes in all.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelPart:
+    """What one rank holds: all of the model if it is alone. At rank 0 of several, `model` and `cache` lead the others'.
+    `weights_bytes` is of all ranks together, `kernels` for people, `longest` the context that the model is prepared
+    for."""
 
-    Raises ModelLoadError or InvalidConfig.
-    """
-    num_threads = config.num_threads or usable_cores()
+    model: Model
+    cache: KvCache
+    weights_bytes: int
+    device: torch.device
+    dtype: torch.dtype
+    is_quantized: bool
+    kernels: str
+    longest: int
+
+
+def load_part(config: WorkerConfig, checkpoint: Checkpoint, progress: Progress, group: Group | None) -> ModelPart:
+    """Loads this rank's part of the model and allocates its KV memory. Raises ModelLoadError or InvalidConfig."""
+    num_local_ranks = 1 if group is None else group.place.num_local_ranks
+    num_threads = config.num_threads or max(1, usable_cores() // num_local_ranks)
     torch.set_num_threads(num_threads)
-    files = locate_model(config.model)
-    checkpoint = open_checkpoint(files)
-    pooling = choose_pooling(config.pooling, files)
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, 0 if group is None else group.place.local_rank)
     longest = _longest_context(checkpoint, config.max_model_len)
-    kernels = choose_kernels(config, checkpoint, device, num_threads)
+    layout = Layout() if group is None else group.layout
+    check_layout(layout, checkpoint.config)
+    kernels = choose_kernels(config, checkpoint, device, num_threads, layout.num_ranks)
     ggml_types = kept_types(config, checkpoint, kernels.cpu_pool)
     name = f"{kernels.name}, weights quantized as in the file" if ggml_types else kernels.name
     log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
+    ranks = None if group is None else group.ranks(checkpoint.config.vocab_size)
+    model, weights_bytes = load_model(
+        shard_checkpoint(checkpoint, layout),
+        num_positions=longest,
+        dtype=kernels.dtype,
+        device=device,
+        cpu_pool=kernels.cpu_pool,
+        ggml_types=ggml_types,
+        progress=progress,
+        ranks=ranks or ALONE,
+    )
+    if kernels.cpu_pool is not None:
+        # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
+        torch.set_num_threads(1)
+    cache = _make_cache(config, model, kernels, device, num_local_ranks, ranks)
+    if group is not None and ranks is not None:
+        log.info("this rank's part", rank=layout.rank, stage=layout.stage, weights_bytes=weights_bytes)
+        weights_bytes = sum(ranks.numbers(weights_bytes))
+        if group.is_leader:
+            model, cache = group.lead(model, cache, ranks)
+    return ModelPart(
+        model=model,
+        cache=cache,
+        weights_bytes=weights_bytes,
+        device=device,
+        dtype=kernels.dtype,
+        is_quantized=bool(ggml_types),
+        kernels=name,
+        longest=longest,
+    )
+
+
+def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = None) -> ModelRunner:
+    """Loads the model and allocates its KV memory; `progress` gets bytes read and bytes in all. In a `group` it is
+    rank 0 that does this.
+
+    Raises ModelLoadError or InvalidConfig.
+    """
+    files = locate_model(config.model)
+    checkpoint = open_checkpoint(files)
+    pooling = choose_pooling(config.pooling, files)
+    num_threads = config.num_threads or usable_cores()
     vocab_size, eos_token_ids = checkpoint.config.vocab_size, _inside_vocabulary(checkpoint)
     with ThreadPoolExecutor(1) as helper:
         opening = helper.submit(
             open_grammars, files, vocab_size=vocab_size, eos_token_ids=eos_token_ids, num_threads=num_threads
         )
-        model, weights_bytes = load_model(
-            checkpoint,
-            num_positions=longest,
-            dtype=kernels.dtype,
-            device=device,
-            cpu_pool=kernels.cpu_pool,
-            ggml_types=ggml_types,
-            progress=progress,
-        )
+        part = load_part(config, checkpoint, progress, group)
         grammars = opening.result()
-    if kernels.cpu_pool is not None:
-        # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
-        torch.set_num_threads(1)
-    cache = _make_cache(config, model, kernels, device)
     info = ModelInfo(
         name=files.name,
-        digest=model_digest(checkpoint.files, kernels.dtype, is_quantized=bool(ggml_types)),
+        digest=model_digest(checkpoint.files, part.dtype, is_quantized=part.is_quantized),
         architecture=checkpoint.architecture,
         vocab_size=vocab_size,
-        max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
+        max_model_len=fit_context(config.max_model_len, part.longest, part.cache.info.num_blocks, config.block_size),
         eos_token_ids=eos_token_ids,
-        dtype=dtype_name(kernels.dtype),
-        weights_bytes=weights_bytes,
+        dtype=dtype_name(part.dtype),
+        weights_bytes=part.weights_bytes,
         hidden_size=checkpoint.config.hidden_size,
         pooling=pooling,
     )
-    if info.max_model_len < longest:
+    if info.max_model_len < part.longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, model, cache, device, name, grammars)
+    return ModelRunner(config, info, part.model, part.cache, part.device, part.kernels, grammars)
 
 
 class ModelRunner:
@@ -230,7 +278,14 @@ def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
 
 
-def _make_cache(config: WorkerConfig, model: Model, kernels: Kernels, device: torch.device) -> KvCache:
+def _make_cache(
+    config: WorkerConfig,
+    model: Model,
+    kernels: Kernels,
+    device: torch.device,
+    num_local_ranks: int,
+    ranks: RankGroup | None,
+) -> KvCache:
     free_gpu_bytes = None
     if device.type == "cuda":
         free_gpu_bytes = measure_free_gpu_bytes(
@@ -242,7 +297,11 @@ def _make_cache(config: WorkerConfig, model: Model, kernels: Kernels, device: to
             dtype=kernels.dtype,
             device=device,
         )
-    num_blocks = count_blocks(config, block_bytes(model.config, config.block_size, kernels.dtype), free_gpu_bytes)
+    bytes_per_block = block_bytes(model.config, config.block_size, kernels.dtype)
+    num_blocks = count_blocks(config, bytes_per_block, free_gpu_bytes, num_local_ranks=num_local_ranks)
+    if ranks is not None:
+        # A block is one at all of them.
+        num_blocks = min(ranks.numbers(num_blocks))
     return allocate_kv_cache(
         model.config,
         num_blocks=num_blocks,

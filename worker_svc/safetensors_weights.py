@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pageloom.errors import ModelLoadError
+from worker_svc.checkpoint import Part
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -22,6 +23,8 @@ class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
 
     def get_dtype(self) -> str: ...
+
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor: ...
 
 
 class _MappedFile(Protocol):
@@ -69,10 +72,16 @@ class SafetensorsWeights:
     def describe(self, name: str) -> str:
         return f"{self._file_of[name]}: tensor {name}"
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, part: Part | None = None) -> None:
         self._dtype(name)
-        # The tensor is a view of the mapped file, so nothing is copied but what `out` receives.
-        out.copy_(self._open_files[self._file_of[name]].get_tensor(name))
+        file = self._open_files[self._file_of[name]]
+        if part is None:
+            # The tensor is a view of the mapped file, so nothing is copied but what `out` receives.
+            out.copy_(file.get_tensor(name))
+        else:
+            # Of the mapped file only what the part needs is touched.
+            entries = slice(part.start, part.stop)
+            out.copy_(file.get_slice(name)[entries if part.dim == 0 else (slice(None), entries)])
 
     def _dtype(self, name: str) -> torch.dtype:
         stored = self._open_files[self._file_of[name]].get_slice(name).get_dtype()
