@@ -118,7 +118,10 @@ MaxModelLen = Annotated[
     option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
-NumThreads = Annotated[int | None, option("--num-threads", "CPU threads of the model. Default: one per core.", min=1)]
+NumThreads = Annotated[
+    int | None,
+    option("--num-threads", "CPU threads of the model, or of each of its ranks. Default: one per core.", min=1),
+]
 BlockSizeOption = Annotated[BlockSize, option("--block-size", "Tokens in a KV block.")]
 NumBlocks = Annotated[
     int | None,

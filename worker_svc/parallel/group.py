@@ -6,7 +6,8 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -50,6 +51,16 @@ class Place:
         )
 
 
+@contextmanager
+def communication(place: Place, device: torch.device) -> Iterator[None]:
+    """torch.distributed between all ranks, which is what joining a group needs."""
+    _choose_interface(place.host)
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    yield
+    # Not after an error: it would wait for ranks that are gone.
+    dist.destroy_process_group()
+
+
 class Group:
     """A joined group. Joining and leaving are collective."""
 
@@ -63,11 +74,9 @@ class Group:
         self._sender = CommandSender(connections.commands)
 
     @classmethod
-    def join(cls, place: Place, device: torch.device, parent: socket.socket | None) -> Self:
+    def join(cls, place: Place, parent: socket.socket | None) -> Self:
         """`parent`: the socket of the process that started this one, if nobody else waits for its end. Raises OSError
         or RuntimeError if the other ranks cannot be reached."""
-        _choose_interface(place.host)
-        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
         layout = place.layout
         # Of each stage, in one order at every rank, as new_group asks.
         groups = [dist.new_group(list(layout.stage_ranks(stage))) for stage in range(layout.pipeline_size)]
@@ -101,7 +110,6 @@ class Group:
         if self.is_leader:
             self._sender.send(End(), range(1, self.layout.num_ranks))
         self._watch.close()
-        dist.destroy_process_group()
 
 
 def _choose_interface(host: str) -> None:

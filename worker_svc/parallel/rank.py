@@ -19,18 +19,19 @@ def main(config: WorkerConfig, supervisor: socket.socket, link: ParentLink) -> N
     """Returns at the orderly end of the group. Raises StartupError if it cannot start."""
     # It imports torch, which takes seconds; whoever supervises has its connection by now.
     from worker_svc.device import resolve_device
-    from worker_svc.parallel.group import Group, Place
+    from worker_svc.parallel.group import Group, Place, communication
 
     place = Place.of(config, os.environ)
     is_leader = place.layout.rank == 0
     device = resolve_device(config.device, place.local_rank)
-    # Rank 0's event loop sees its supervisor's end by itself.
-    group = Group.join(place, device, None if is_leader else supervisor)
-    if is_leader:
-        _lead(config, link, group)
-    else:
-        _follow(config, group)
-    group.leave()
+    with communication(place, device):
+        # Rank 0's event loop sees its supervisor's end by itself.
+        group = Group.join(place, None if is_leader else supervisor)
+        if is_leader:
+            _lead(config, link, group)
+        else:
+            _follow(config, group)
+        group.leave()
 
 
 def _lead(config: WorkerConfig, link: ParentLink, group: Group) -> None:
