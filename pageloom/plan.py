@@ -106,7 +106,8 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHello:
-    """How a worker introduces itself when it attaches. `highest_epoch` is that of its earlier attachments."""
+    """How a worker introduces itself when it attaches. `highest_epoch` is that of its earlier attachments.
+    It runs `num_stages` steps at one time, if none needs what those before it draw."""
 
     worker_id: str
     boot_id: str
@@ -115,3 +116,4 @@ class WorkerHello:
     max_num_seqs: int
     max_num_batched_tokens: int
     highest_epoch: int = 0
+    num_stages: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
-from worker_svc.batch_inputs import build_batch_inputs
+from worker_svc.batch_inputs import BatchInputs, build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
 from worker_svc.cpu_kernels import Kernels, choose_kernels
 from worker_svc.device import dtype_name, resolve_device
@@ -27,7 +28,9 @@ from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_b
 from worker_svc.loader import Progress, load_model, open_checkpoint
 from worker_svc.models.model import Model
 from worker_svc.parallel.group import Group
+from worker_svc.parallel.independence import is_independent
 from worker_svc.parallel.layout import Layout, check_layout
+from worker_svc.parallel.leader import LeaderModel
 from worker_svc.parallel.ranks import ALONE, RankGroup
 from worker_svc.parallel.sharded_weights import shard_checkpoint
 from worker_svc.pooled_rows import PooledRows, PooledSlots
@@ -46,12 +49,26 @@ _WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BegunStep:
+    """A plan that is applied, and what the model is to compute for it; no `inputs`: nothing."""
+
+    plan: BatchPlan
+    runs: Runs
+    failures: dict[int, str]
+    scored: PromptRows | None
+    pooled: PooledRows | None
+    inputs: BatchInputs | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelPart:
     """What one rank holds: all of the model if it is alone. At rank 0 of several, `model` and `cache` lead the others'.
     `weights_bytes` is of all ranks together, `kernels` for people, `longest` the context that the model is prepared
     for."""
 
     model: Model
+    # `model`, where it leads others.
+    leader: LeaderModel | None
     cache: KvCache
     weights_bytes: int
     device: torch.device
@@ -89,13 +106,15 @@ def load_part(config: WorkerConfig, checkpoint: Checkpoint, progress: Progress, 
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)
     cache = _make_cache(config, model, kernels, device, num_local_ranks, ranks)
+    leader: LeaderModel | None = None
     if group is not None and ranks is not None:
         log.info("this rank's part", rank=layout.rank, stage=layout.stage, weights_bytes=weights_bytes)
         weights_bytes = sum(ranks.numbers(weights_bytes))
         if group.is_leader:
-            model, cache = group.lead(model, cache, ranks)
+            leader, cache = group.lead(model, cache, ranks)
     return ModelPart(
-        model=model,
+        model=leader or model,
+        leader=leader,
         cache=cache,
         weights_bytes=weights_bytes,
         device=device,
@@ -137,7 +156,7 @@ def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = 
     )
     if info.max_model_len < part.longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, part.model, part.cache, part.device, part.kernels, grammars)
+    return ModelRunner(config, info, part, grammars)
 
 
 class ModelRunner:
@@ -147,26 +166,27 @@ class ModelRunner:
         self,
         config: WorkerConfig,
         info: ModelInfo,
-        model: Model,
-        cache: KvCache,
-        device: torch.device,
-        kernels: str,
+        part: ModelPart,
         grammars: Grammars | None,
     ) -> None:
-        self.kernels = kernels
+        self.kernels = part.kernels
         self.model_info = info
-        self.cache_info: CacheInfo = cache.info
+        self.cache_info: CacheInfo = part.cache.info
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self._model = model
-        self._kv = cache
-        self._device = device
+        self.num_stages = config.pipeline_parallel_size
+        self._model = part.model
+        self._kv = part.cache
+        self._device = part.device
+        self._leader = part.leader
+        # Announced steps, in the order in which they come.
+        self._begun: deque[BegunStep] = deque()
         self._slots = SlotTable(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=info.max_model_len,
-            block_size=cache.info.block_size,
-            num_blocks=cache.info.num_blocks,
+            block_size=part.cache.info.block_size,
+            num_blocks=part.cache.info.num_blocks,
             vocab_size=info.vocab_size,
         )
         self._prompt_scoring = PromptScoring(config.max_num_seqs)
@@ -176,7 +196,7 @@ class ModelRunner:
             max_num_seqs=config.max_num_seqs,
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
-            device=device,
+            device=part.device,
             grammars=grammars,
         )
 
@@ -189,24 +209,50 @@ class ModelRunner:
             self._model.most_likely(hidden)
 
     @torch.inference_mode()
+    def announce(self, plan: BatchPlan) -> bool:
+        """Begins a plan that `step` gets later, after those before it; whether that is possible yet. It is of use with
+        several stages. Raises PlanError as `step` does."""
+        if not is_independent(plan, [begun.runs for begun in self._begun]):
+            return False
+        begun = self._begin(plan)
+        if self._leader is not None and begun.inputs is not None:
+            self._leader.announce(begun.inputs)
+        self._begun.append(begun)
+        return True
+
+    @torch.inference_mode()
     def step(self, plan: BatchPlan) -> StepResult:
         """Applies the plan and runs it. Raises PlanError if it contradicts the slots; after that only
         a snapshot, or the first plan of another epoch, can be run."""
+        while self._begun and self._begun[0].plan is not plan:
+            # Of an attachment that has ended; other ranks run it already.
+            self._finish(self._begun.popleft(), time.perf_counter())
         started_s = time.perf_counter()
+        return self._finish(self._begun.popleft() if self._begun else self._begin(plan), started_s)
+
+    def _begin(self, plan: BatchPlan) -> BegunStep:
         self._bind_slots(plan)
         self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
-        draws, scores, embeddings = self._run(runs)
-        self._slots.advance(runs, draws.slots, draws.token_ids)
+        scored = self._prompt_scoring.rows(runs, self._slots)
+        pooled = self._pooled_slots.rows(runs, self._slots)
+        more_rows = [part.rows for part in (scored, pooled) if part is not None]
+        inputs = build_batch_inputs(self._slots, runs, self._device, more_rows) if len(runs.slots) else None
+        self._slots.begin(runs)
+        return BegunStep(plan=plan, runs=runs, failures=failures, scored=scored, pooled=pooled, inputs=inputs)
+
+    def _finish(self, begun: BegunStep, started_s: float) -> StepResult:
+        draws, scores, embeddings = self._run(begun)
+        self._slots.advance(begun.runs, draws.slots, draws.token_ids)
         failed_slots = (*scores.failed_slots, *embeddings.failed_slots)
         return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
+            epoch=begun.plan.epoch,
+            step=begun.plan.step,
             slots=tuple(draws.slots.tolist()),
             token_ids=tuple(draws.token_ids.tolist()),
             logprobs=draws.logprobs,
-            failures=failures | draws.failures | dict.fromkeys(failed_slots, NOT_FINITE),
+            failures=begun.failures | draws.failures | dict.fromkeys(failed_slots, NOT_FINITE),
             prompt_logprobs=scores.logprobs,
             embeddings=embeddings.vectors,
             duration_s=time.perf_counter() - started_s,
@@ -224,18 +270,14 @@ class ModelRunner:
             except InvalidRequest as error:
                 self._slots.reject(admission.slot, error.message)
 
-    def _run(self, runs: Runs) -> tuple[Draws, PromptScores, Embeddings]:
-        if len(runs.slots) == 0:
+    def _run(self, begun: BegunStep) -> tuple[Draws, PromptScores, Embeddings]:
+        inputs, slots = begun.inputs, begun.runs.draw_slots
+        if inputs is None:
             return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS
-        scored = self._prompt_scoring.rows(runs, self._slots)
-        pooled = self._pooled_slots.rows(runs, self._slots)
-        slots, num_scored_rows = runs.draw_slots, 0 if scored is None else len(scored.rows)
-        more_rows = [part.rows for part in (scored, pooled) if part is not None]
-        inputs = build_batch_inputs(self._slots, runs, self._device, more_rows)
         hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows)
-        scored_end = len(slots) + num_scored_rows
-        scores = self._score(hidden[len(slots) : scored_end], scored)
-        embeddings = self._pool(hidden[scored_end:], pooled)
+        scored_end = len(slots) + (0 if begun.scored is None else len(begun.scored.rows))
+        scores = self._score(hidden[len(slots) : scored_end], begun.scored)
+        embeddings = self._pool(hidden[scored_end:], begun.pooled)
         return self._draw(hidden[: len(slots)], slots).without(scores.failed_slots), scores, embeddings
 
     def _score(self, hidden: Tensor, rows: PromptRows | None) -> PromptScores:

@@ -70,6 +70,7 @@ class SimulatedRunner:
         self.cache_info = cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.num_stages = 1
         self._timer = timer
         self._keys = np.zeros(max_num_seqs, np.uint64)
         # As many as each slot's request asked for; None: it asked for none at all.
@@ -85,6 +86,9 @@ class SimulatedRunner:
             vocab_size=info.vocab_size,
         )
         self._overdue_s = 0.0
+
+    def announce(self, plan: BatchPlan) -> bool:
+        raise AssertionError("there is one stage")
 
     def step(self, plan: BatchPlan) -> StepResult:
         """Raises PlanError; after that only a snapshot, or the first plan of another epoch, can be run."""

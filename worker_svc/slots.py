@@ -113,10 +113,16 @@ class SlotTable:
         order = np.argsort(lens > 1, kind="stable")
         return self._checked_runs(slots[order], lens[order]), failures
 
-    def advance(self, runs: Runs, drawn_slots: NDArray[np.int64], drawn_token_ids: NDArray[np.int64]) -> None:
-        """Records that `runs` are computed and that `drawn_slots` (unique) got a token each."""
-        self.num_computed_tokens[runs.slots] = runs.starts + runs.lens
+    def begin(self, runs: Runs) -> None:
+        """Records that `runs` are on their way, and so what those that draw nothing will have computed: a step after
+        this one may be selected before `advance`."""
+        slots = runs.slots[~runs.draws]
+        self.num_computed_tokens[slots] = (runs.starts + runs.lens)[~runs.draws]
         self._drew[runs.slots] = False
+
+    def advance(self, runs: Runs, drawn_slots: NDArray[np.int64], drawn_token_ids: NDArray[np.int64]) -> None:
+        """Records that `runs`, which have begun, are computed and that `drawn_slots` (unique) got a token each."""
+        self.num_computed_tokens[runs.draw_slots] = (runs.starts + runs.lens)[runs.draws]
         self.token_ids[drawn_slots, self.num_tokens[drawn_slots]] = drawn_token_ids
         self.num_tokens[drawn_slots] += 1
         self._drew[drawn_slots] = True

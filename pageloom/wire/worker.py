@@ -33,6 +33,7 @@ def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
         max_num_seqs=hello.max_num_seqs,
         max_num_batched_tokens=hello.max_num_batched_tokens,
         highest_epoch=hello.highest_epoch,
+        num_stages=hello.num_stages,
     )
 
 
@@ -45,6 +46,7 @@ def hello_from_proto(message: worker_pb2.Hello) -> WorkerHello:
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
         highest_epoch=message.highest_epoch,
+        num_stages=max(1, message.num_stages),
     )
 
 

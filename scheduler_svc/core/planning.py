@@ -49,6 +49,8 @@ class StepDraft:
         # Whose last token is in flight, and who has to see the one in flight, may not run ahead.
         runs = ready & (columns.num_drawn < columns.max_len)
         runs &= ~(columns.waits_for_tokens & (columns.num_drawn > columns.num_known))
+        if self._group.num_stages > 1:
+            runs = self._take_turns(runs)
         self._hold_without_room(runs)
         # Growth may have preempted some.
         runs &= columns.active
@@ -115,6 +117,22 @@ class StepDraft:
                 num_preempted=len(self.preempted),
             ),
         )
+
+    def _take_turns(self, runs: Bools) -> Bools:
+        """With several stages: part of those that could run, and others than the steps before this one run. The tokens of
+        those are drawn at the last stage while this step begins at the first, which would have to wait for them."""
+        group, last_steps = self._group, self._group.columns.last_step
+        slots = np.flatnonzero(runs)
+        is_away = (last_steps[slots] > group.num_committed_steps) & (last_steps[slots] > self._step - group.num_stages)
+        candidates = slots[~is_away]
+        if not len(candidates) and not len(group.catching_up):
+            # A step that waits is better than none.
+            candidates = slots
+        num_most = -(-len(slots) // group.num_stages)
+        longest_ago = candidates[np.argsort(last_steps[candidates], kind="stable")[:num_most]]
+        turns = np.zeros_like(runs)
+        turns[longest_ago] = True
+        return turns
 
     def _hold_without_room(self, runs: Bools) -> None:
         """Grows those whose blocks are full; clears who cannot."""

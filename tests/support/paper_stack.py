@@ -48,6 +48,13 @@ class PaperRunner:
     def max_num_batched_tokens(self) -> int:
         return self._hello.max_num_batched_tokens
 
+    @property
+    def num_stages(self) -> int:
+        return 1
+
+    def announce(self, plan: BatchPlan) -> bool:
+        raise AssertionError("there is one stage")
+
     def step(self, plan: BatchPlan) -> StepResult:
         time.sleep(self._step_s)
         if plan.snapshot or self._worker is None:

@@ -38,6 +38,7 @@ class PermittedRunner:
         self.cache_info: CacheInfo = hello.cache
         self.max_num_seqs = hello.max_num_seqs
         self.max_num_batched_tokens = hello.max_num_batched_tokens
+        self.num_stages = 1
         self.started: list[tuple[int, int]] = []
         self.num_finished = 0
         self._permits: SimpleQueue[Exception | None] = SimpleQueue()
@@ -48,6 +49,9 @@ class PermittedRunner:
 
     def fail(self, error: Exception) -> None:
         self._permits.put(error)
+
+    def announce(self, plan: BatchPlan) -> bool:
+        raise AssertionError("there is one stage")
 
     def step(self, plan: BatchPlan) -> StepResult:
         self.started.append((plan.epoch, plan.step))

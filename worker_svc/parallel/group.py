@@ -95,7 +95,7 @@ class Group:
         """For a model of so many token ids."""
         return RankGroup(self.layout, vocab_size, self._tensor_group)
 
-    def lead(self, part: Model, cache: KvCache, ranks: RankGroup) -> tuple[Model, KvCache]:
+    def lead(self, part: Model, cache: KvCache, ranks: RankGroup) -> tuple[LeaderModel, LeaderKvCache]:
         """At rank 0: a model and KV blocks that command the other ranks', beside these."""
         own = {field.name: getattr(cache, field.name) for field in fields(KvCache)}
         leading = LeaderKvCache(**own, sender=self._sender, num_ranks=self.layout.num_ranks)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pageloom_kernels import AttentionBatch
+from worker_svc.batch_inputs import BatchInputs
 from worker_svc.kv_cache import KvCache
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.model import Destination, Model
@@ -24,8 +25,10 @@ class LeaderModel:
         self._ranks = ranks
         self._sender = sender
         layout = ranks.layout
-        self._others = range(1, layout.num_ranks)
         self._stage_peers = range(1, layout.tensor_size)
+        self._earlier_stages = range(layout.tensor_size, layout.num_ranks)
+        # Steps that the earlier stages know of and this one has yet to run.
+        self._num_announced = 0
 
     @property
     def config(self) -> LlamaConfig:
@@ -41,11 +44,25 @@ class LeaderModel:
     def finish_loading(self) -> None:
         self._part.finish_loading()
 
+    def announce(self, inputs: BatchInputs) -> None:
+        """Has the earlier stages begin a step. `forward` is called for each announced one, in the same order."""
+        self._send(inputs.token_ids, inputs.attention, inputs.output_rows, self._earlier_stages)
+        self._num_announced += 1
+
     def forward(
         self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
     ) -> Tensor:
-        self._sender.send(Forward(token_ids=token_ids, batch=batch, output_rows=output_rows), self._others)
+        if self._num_announced:
+            self._num_announced -= 1
+        else:
+            self._send(token_ids, batch, output_rows, self._earlier_stages)
+        # Not before: the peers of this stage are to do everything in the order in which it is done here.
+        self._send(token_ids, batch, output_rows, self._stage_peers)
         return self._part.forward(token_ids, batch, kv_caches, output_rows)
+
+    def _send(self, token_ids: Tensor, batch: AttentionBatch, output_rows: Tensor, ranks: range) -> None:
+        if ranks:
+            self._sender.send(Forward(token_ids=token_ids, batch=batch, output_rows=output_rows), ranks)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._part.logits(self._share(hidden, most_likely=False))

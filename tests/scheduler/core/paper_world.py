@@ -161,7 +161,8 @@ class PaperWorld:
         plan = self.scheduler.plan(worker_id, self.now)
         self._tell(f"plan {worker_id}", plan)
         if plan is not None:
-            assert len(attachment.flights) < self.limits.max_num_steps_in_flight, "too many steps in flight"
+            most = self.limits.max_num_steps_in_flight + attachment.hello.num_stages - 1
+            assert len(attachment.flights) < most, "too many steps in flight"
             attachment.take_off(plan, failing_slots)
             self.num_steps += 1
             if self._epoch == 1 and self.limits.scheduling_policy is SchedulingPolicy.fcfs:

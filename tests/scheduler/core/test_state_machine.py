@@ -19,15 +19,22 @@ STEMS = ((2, 3, 4, 5, 6, 7, 8, 9) * 2, (2, 3, 4, 5, 7, 7, 7, 7) * 2, (7,) * 16)
 
 class CoreMachine(RuleBasedStateMachine):
     world: PaperWorld
+    num_stages: int
 
     @initialize(
         max_num_batched_tokens=st.sampled_from((1, 5, 32)),
         caching=st.booleans(),
         depth=st.sampled_from((2, 1)),
+        num_stages=st.sampled_from((1, 2, 3)),
         scheduling_policy=st.sampled_from(SchedulingPolicy),
     )
     def begin(
-        self, max_num_batched_tokens: int, caching: bool, depth: int, scheduling_policy: SchedulingPolicy
+        self,
+        max_num_batched_tokens: int,
+        caching: bool,
+        depth: int,
+        num_stages: int,
+        scheduling_policy: SchedulingPolicy,
     ) -> None:
         limits = make_limits(
             max_num_seqs=4,
@@ -37,7 +44,8 @@ class CoreMachine(RuleBasedStateMachine):
             scheduling_policy=scheduling_policy,
         )
         self.world = PaperWorld(limits)
-        self.world.attach(paper_hello("a", block_size=2, num_blocks=12))
+        self.num_stages = num_stages
+        self.world.attach(paper_hello("a", block_size=2, num_blocks=12, num_stages=num_stages))
 
     @rule(
         stem=st.sampled_from(STEMS),
@@ -83,7 +91,7 @@ class CoreMachine(RuleBasedStateMachine):
         if worker_id in self.world.workers:
             self.world.lose(worker_id)
         else:
-            self.world.attach(paper_hello(worker_id, block_size=2, num_blocks=12))
+            self.world.attach(paper_hello(worker_id, block_size=2, num_blocks=12, num_stages=self.num_stages))
 
     @rule(worker_id=WORKERS)
     def drain_worker(self, worker_id: str) -> None:
