@@ -9,10 +9,10 @@ import sys
 import structlog
 import uvloop
 
+from gateway.answers.lifecycle import Lifecycle
 from gateway.app import create_app
-from gateway.lifecycle import Lifecycle
+from gateway.http.server import HttpServer, bind, url_of
 from gateway.served_model import ServedModel, load_served_model
-from gateway.server import HttpServer, bind, url_of
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
 from pageloom.status import GatewayReady

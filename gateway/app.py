@@ -11,17 +11,16 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
+from gateway.answers.lifecycle import Lifecycle
 from gateway.batches.directory import BatchDirectory
 from gateway.batches.file_store import FileStore, StoreLimits
 from gateway.batches.inner_call import caller
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
-from gateway.grammar_compiler import GrammarCompiler
-from gateway.lifecycle import Lifecycle
+from gateway.http.middleware import RequestMiddleware
+from gateway.http.openapi import describe_truly
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import RequestMiddleware
-from gateway.openapi import describe_truly
 from gateway.responses.store import ResponseStore
 from gateway.routes import (
     anthropic_messages,
@@ -42,6 +41,7 @@ from pageloom import __version__
 from pageloom.batch_lines import BATCH_URLS
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 
 # Templates and tokenizers release the GIL only in part, so more threads would not help.
 NUM_TEXT_THREADS = 2

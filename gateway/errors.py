@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import orjson
 from fastapi import FastAPI
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from gateway.anthropic import errors as anthropic_errors
-from gateway.schemas import ACCEPTED_TYPES
 from pageloom.errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -26,6 +24,7 @@ from pageloom.errors import (
     RequestError,
     Unavailable,
 )
+from pageloom.field_errors import invalid_request
 
 RETRY_AFTER_S = 1
 SERVER_ERROR, REQUEST_ERROR = "server_error", "invalid_request_error"
@@ -38,17 +37,6 @@ _HTTP_CODES = {
     415: "unsupported_media_type",
     431: "headers_too_large",
 }
-# How pydantic names the scalar members of a union in an error's location.
-_UNION_MEMBERS = frozenset({"str", "int", "float", "bool"})
-_SIZE_ERRORS = {
-    "too_short": "has {actual_length} items; at least {min_length} are needed",
-    "too_long": "has {actual_length} items; at most {max_length} are accepted",
-    "string_too_short": "must have at least {min_length} characters",
-    "string_too_long": "must have at most {max_length} characters",
-}
-_TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
-# The value fits one of the types that a field takes, and a part of it is wrong.
-_ERRORS_OF_PARTS = frozenset({"missing", "literal_error", "string_pattern_mismatch"})
 
 
 class NotFound(RequestError):
@@ -174,54 +162,6 @@ class BodyError(HTTPException):
         super().__init__(status, message, headers={"connection": "close"} if close else None)
         self.code = code
         self.param = param
-
-
-def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Says what is wrong with the first wrong field. `errors` are pydantic's: several for one field if
-    it takes several types."""
-    error = _most_telling(errors)
-    loc, kind, message = error["loc"], error["type"], str(error["msg"])
-    if len(loc) <= 1:
-        return InvalidRequest("the request body must be a JSON object")
-    field = _path(loc)
-    accepted = ACCEPTED_TYPES.get(field.rpartition(".")[2]) or ACCEPTED_TYPES.get(str(loc[1]))
-    part = _path(loc, into_unions=True)
-    if accepted is not None and (kind in _TYPE_ERRORS or (kind == "literal_error" and part == field)):
-        return InvalidRequest(f"{field} must be {accepted}", param=field)
-    if kind in _ERRORS_OF_PARTS:
-        field = part
-    if kind == "missing":
-        return InvalidRequest(f"{field} is required", param=field)
-    if kind in _SIZE_ERRORS:
-        # Of a mapping that is too large pydantic does not tell how large it is.
-        sizes = {name: "too many" if value is None else value for name, value in error["ctx"].items()}
-        return InvalidRequest(f"{field} {_SIZE_ERRORS[kind].format(**sizes)}", param=field)
-    if message.startswith("Input "):
-        return InvalidRequest(field + message.removeprefix("Input"), param=field)
-    return InvalidRequest(f"{field}: {message}", param=field)
-
-
-def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Of a field that takes several types each fails in its own way; the one that fits the value fails by
-    something else than its type."""
-    first = errors[0]["loc"][:2]
-    of_field = [error for error in errors if error["loc"][:2] == first]
-    return next((error for error in of_field if error["type"] not in _TYPE_ERRORS), errors[0])
-
-
-def _path(loc: Sequence[str | int], *, into_unions: bool = False) -> str:
-    """("body", "messages", 0, "content", "list[ContentPart]", 1) -> "messages[0].content", or "messages[0].content[1]"
-    with `into_unions`."""
-    path = ""
-    for part in loc[1:]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier() and part not in _UNION_MEMBERS:
-            path += f".{part}" if path else part
-        elif not into_unions:
-            # From here on the location is inside one member of a union.
-            break
-    return path
 
 
 def _envelope(message: str, *, kind: str, param: str | None, code: str | None) -> dict[str, dict[str, str | None]]:

@@ -13,20 +13,20 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends, Request
 from starlette.types import Receive, Scope
 
+from gateway.answers.generation import Generation
+from gateway.answers.lifecycle import Lifecycle
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
-from gateway.generation import Generation
-from gateway.grammar_compiler import GrammarCompiler
-from gateway.job import Job
-from gateway.lifecycle import Lifecycle
+from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
-from gateway.middleware import record_of
+from gateway.openai.schemas import GenerationRequest
+from gateway.requests.job import Job
+from gateway.requests.terms import Terms
 from gateway.responses.store import ResponseStore
-from gateway.schemas import GenerationRequest
 from gateway.served_model import ServedModel
-from gateway.terms import Terms
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
+from pageloom.grammars.compiler import GrammarCompiler
 from pageloom.plan import ModelInfo
 
 P = ParamSpec("P")

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from gateway.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
-from gateway.sampling_defaults import load_sampling_defaults
-from gateway.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
-from pageloom.chat_template import ChatTemplate, load_chat_template, load_tool_use_template
 from pageloom.config import GatewayConfig
-from pageloom.errors import InvalidConfig, ModelNotFound
+from pageloom.errors import ModelNotFound
 from pageloom.model_files import locate_model
-from pageloom.sampling_params import SamplingParams
-from pageloom.tokenizer import Tokenizer, load_tokenizer
+from pageloom.text_model import TextModel, TextOptions, load_text_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """`names` are what requests may call it, the first being the one that is listed. `defaults` hold
-    for what a request leaves out; `defaults_source` says for people where they come from. `tool_format` and
-    `reasoning_format` are how it writes calls and thinking; the latter is None if it does not think."""
+class ServedModel(TextModel):
+    """`names` are what requests may call it, the first being the one that is listed."""
 
     names: tuple[str, ...]
     root: str
     created: int
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    defaults: SamplingParams
-    defaults_source: str
-    tool_format: ToolFormat = GENERIC_JSON
-    reasoning_format: ReasoningFormat | None = None
-    tool_use_template: ChatTemplate | None = None
-
-    def template_for(self, with_tools: bool) -> ChatTemplate | None:
-        """Some models have a template of its own for requests with tools."""
-        return self.chat_template if not with_tools else self.tool_use_template or self.chat_template
 
     def require_name(self, name: str) -> None:
         """Raises ModelNotFound unless the model goes by this name."""
@@ -48,40 +30,16 @@ class ServedModel:
 def load_served_model(config: GatewayConfig) -> ServedModel:
     """Reads tokenizer, template and defaults. Raises ModelLoadError or InvalidConfig."""
     files = locate_model(config.model, weights=False)
-    tokenizer = load_tokenizer(files)
-    defaults, defaults_source = load_sampling_defaults(files, config.generation_config)
-    template = load_chat_template(tokenizer, config.chat_template)
-    tool_use_template = load_tool_use_template(tokenizer, config.chat_template)
-    calling = tool_use_template or template
-    source = "" if calling is None else calling.source
+    options = TextOptions(
+        chat_template=config.chat_template,
+        generation_config=config.generation_config,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
+    text = load_text_model(files, options)
     return ServedModel(
         names=config.served_model_names or (files.name,),
         root=files.name,
         created=int(time.time()),
-        tokenizer=tokenizer,
-        chat_template=template,
-        defaults=defaults,
-        defaults_source=defaults_source,
-        tool_format=_tool_format(config.tool_call_parser, source),
-        tool_use_template=tool_use_template,
-        reasoning_format=_reasoning_format(config.reasoning_parser, source),
+        **{field.name: getattr(text, field.name) for field in fields(text)},
     )
-
-
-def _tool_format(name: str, template_source: str) -> ToolFormat:
-    if name == "auto":
-        return detect_tool_format(template_source)
-    if name not in TOOL_FORMATS:
-        raise InvalidConfig(f"--tool-call-parser must be auto or one of {', '.join(TOOL_FORMATS)}, not {name!r}")
-    return TOOL_FORMATS[name]
-
-
-def _reasoning_format(name: str, template_source: str) -> ReasoningFormat | None:
-    if name == "auto":
-        return detect_reasoning_format(template_source)
-    if name == "none":
-        return None
-    if name not in REASONING_FORMATS:
-        known = ", ".join(REASONING_FORMATS)
-        raise InvalidConfig(f"--reasoning-parser must be auto, none or one of {known}, not {name!r}")
-    return REASONING_FORMATS[name]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import sys
 from collections.abc import Mapping
-from enum import Enum
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,30 +17,13 @@ from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, Servic
 from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
+from pageloom.option_names import settings_of
 from pageloom.parallel_options import takes_parallel_options
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
 from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
 from pageloom.supervision import end_when_parent_ends
-
-ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
-
-# Options that bear vLLM's name where our setting says more: its unit, or what it is.
-_FIELD_NAMES = {
-    "file_ttl": "file_ttl_s",
-    "hop_latency": "hop_latency_s",
-    "max_steps_in_flight": "max_num_steps_in_flight",
-    "num_gpu_blocks_override": "num_blocks",
-    "priority_ageing": "priority_ageing_s",
-    "record": "record_path",
-    "response_ttl": "response_ttl_s",
-    "recording": "path",
-    "scheduler": "scheduler_address",
-    "shutdown_timeout": "drain_timeout_s",
-    "step_timeout": "step_timeout_s",
-    "uds": "socket_path",
-}
 
 app = typer.Typer(
     name="pageloom",
@@ -97,6 +78,10 @@ def serve(
     cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     batch_invariant: opt.BatchInvariant = False,
     pooling: opt.PoolingOption = config.PoolingChoice.auto,
+    speculative_method: opt.SpeculativeMethodOption = config.SpeculativeMethod.none,
+    num_speculative_tokens: opt.NumSpeculativeTokens = config.DEFAULT_NUM_SPECULATIVE_TOKENS,
+    prompt_lookup_min: opt.PromptLookupMin = config.DEFAULT_PROMPT_LOOKUP_MIN,
+    prompt_lookup_max: opt.PromptLookupMax = config.DEFAULT_PROMPT_LOOKUP_MAX,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -157,7 +142,7 @@ def scheduler(
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run the scheduler alone; workers and gateways dial it."""
-    _become("scheduler_svc", _config(SchedulerConfig, context.params))
+    _become("scheduler_svc", settings_of(SchedulerConfig, context.params))
 
 
 @app.command()
@@ -176,6 +161,10 @@ def worker(
     cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     batch_invariant: opt.BatchInvariant = False,
     pooling: opt.PoolingOption = config.PoolingChoice.auto,
+    speculative_method: opt.SpeculativeMethodOption = config.SpeculativeMethod.none,
+    num_speculative_tokens: opt.NumSpeculativeTokens = config.DEFAULT_NUM_SPECULATIVE_TOKENS,
+    prompt_lookup_min: opt.PromptLookupMin = config.DEFAULT_PROMPT_LOOKUP_MIN,
+    prompt_lookup_max: opt.PromptLookupMax = config.DEFAULT_PROMPT_LOOKUP_MAX,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -190,7 +179,7 @@ def worker(
     """Run one worker, which loads MODEL and attaches to a scheduler."""
     # Unique at the scheduler, wherever its workers run; in a container the host name is the container's.
     worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
-    _become("worker_svc", _config(WorkerConfig, context.params, worker_id=worker_id))
+    _become("worker_svc", settings_of(WorkerConfig, context.params, worker_id=worker_id))
 
 
 @app.command()
@@ -239,6 +228,10 @@ def run_batch(
     device: opt.DeviceOption = config.Device.auto,
     cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
     batch_invariant: opt.BatchInvariant = False,
+    speculative_method: opt.SpeculativeMethodOption = config.SpeculativeMethod.none,
+    num_speculative_tokens: opt.NumSpeculativeTokens = config.DEFAULT_NUM_SPECULATIVE_TOKENS,
+    prompt_lookup_min: opt.PromptLookupMin = config.DEFAULT_PROMPT_LOOKUP_MIN,
+    prompt_lookup_max: opt.PromptLookupMax = config.DEFAULT_PROMPT_LOOKUP_MAX,
     max_model_len: opt.MaxModelLen = None,
     num_threads: opt.NumThreads = None,
     block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
@@ -261,10 +254,10 @@ def run_batch(
         input_file=input_file, output_file=output_file, url=url, api_key=api_key, max_concurrency=max_concurrency
     )
     stack_config = StackConfig(
-        scheduler=_config(SchedulerConfig, params),
-        worker=_config(WorkerConfig, params),
+        scheduler=settings_of(SchedulerConfig, params),
+        worker=settings_of(WorkerConfig, params),
         # A line is one body here, however long.
-        gateway=_config(
+        gateway=settings_of(
             GatewayConfig, params, port=0, served_model_names=_names(params), max_body_bytes=MAX_LINE_BYTES
         ),
         num_workers=data_parallel_size,
@@ -275,7 +268,7 @@ def run_batch(
 @app.command()
 def replay(context: typer.Context, recording: opt.Recording, until: opt.Until = None) -> None:
     """Run the scheduler's decisions of a recording again, and show the first that differs."""
-    _become("scheduler_svc.replay", _config(ReplayConfig, context.params))
+    _become("scheduler_svc.replay", settings_of(ReplayConfig, context.params))
 
 
 @app.command()
@@ -311,19 +304,12 @@ def simulate(
     json: opt.JsonFile = None,
 ) -> None:
     """Run a trace through the scheduler in virtual time, on GPUs that are not here."""
-    _become("scheduler_svc.simulation", _config(SimulationConfig, context.params))
-
-
-def _config(kind: type[ConfigT], params: Mapping[str, Any], **derived: object) -> ConfigT:
-    """Builds a service's settings from the options of its command, which bear the settings' names."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    values = {_FIELD_NAMES.get(name, name): _plain(value) for name, value in params.items()}
-    return kind(**{name: value for name, value in {**values, **derived}.items() if name in fields})
+    _become("scheduler_svc.simulation", settings_of(SimulationConfig, context.params))
 
 
 def _stack_config(params: Mapping[str, Any]) -> StackConfig:
     # The scheduler has no authentication, so it stays on this host whatever the gateway listens on.
-    scheduler_config = _config(
+    scheduler_config = settings_of(
         SchedulerConfig,
         params,
         host=config.DEFAULT_HOST,
@@ -332,7 +318,7 @@ def _stack_config(params: Mapping[str, Any]) -> StackConfig:
     )
     return StackConfig(
         scheduler=scheduler_config,
-        worker=_config(WorkerConfig, params, metrics_port=params["worker_metrics_port"]),
+        worker=settings_of(WorkerConfig, params, metrics_port=params["worker_metrics_port"]),
         gateway=_gateway_config(params),
         num_workers=params["data_parallel_size"],
         num_gateways=params["api_server_count"],
@@ -340,17 +326,13 @@ def _stack_config(params: Mapping[str, Any]) -> StackConfig:
 
 
 def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
-    return _config(
+    return settings_of(
         GatewayConfig,
         params,
         served_model_names=_names(params),
         allowed_origins=tuple(params["allowed_origins"] or ()),
         limits=opt.request_limits(params),
     )
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
 
 
 def _names(params: Mapping[str, Any]) -> tuple[str, ...]:

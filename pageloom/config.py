@@ -14,6 +14,7 @@ from enum import Enum, StrEnum
 from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
+from pageloom.plan import MAX_NUM_DRAFT_TOKENS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
 
@@ -40,6 +41,11 @@ class Device(StrEnum):
 class CpuKernels(StrEnum):
     auto = "auto"
     torch = "torch"
+
+
+class SpeculativeMethod(StrEnum):
+    none = "none"
+    ngram = "ngram"
 
 
 class PoolingChoice(StrEnum):
@@ -90,6 +96,10 @@ DEFAULT_MAX_NUM_QUEUED_SEQS = 1024
 DEFAULT_MAX_NUM_STEPS_IN_FLIGHT = 2
 DEFAULT_PRIORITY_AGEING_S = 60.0
 DEFAULT_BLOCK_SIZE = 32
+# Eight rows of a step.
+DEFAULT_NUM_SPECULATIVE_TOKENS = 7
+DEFAULT_PROMPT_LOOKUP_MIN = 2
+DEFAULT_PROMPT_LOOKUP_MAX = 5
 DEFAULT_MEMORY_UTILIZATION = 0.9
 DEFAULT_WORKER_ID = "worker-0"
 # That of torchrun.
@@ -213,6 +223,10 @@ class WorkerConfig(ServiceConfig):
     cpu_kernels: str = "auto"
     batch_invariant: bool = False
     pooling: str = "auto"
+    speculative_method: str = "none"
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
+    prompt_lookup_min: int = DEFAULT_PROMPT_LOOKUP_MIN
+    prompt_lookup_max: int = DEFAULT_PROMPT_LOOKUP_MAX
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -246,6 +260,7 @@ class WorkerConfig(ServiceConfig):
         _require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
         _require_one_of("pooling", self.pooling, PoolingChoice)
         _require_one_of("block_size", self.block_size, BlockSize)
+        self._require_speculation()
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -269,6 +284,22 @@ class WorkerConfig(ServiceConfig):
             raise InvalidConfig(f"--node-rank must be between 0 and {self.nnodes - 1}, not {self.node_rank}")
         if self.simulate is not None and self.num_ranks > 1:
             raise InvalidConfig("--simulate takes the number of GPUs in its profile, such as h200:llama-3-70b:tp4")
+
+    def _require_speculation(self) -> None:
+        _require_one_of("speculative_method", self.speculative_method, SpeculativeMethod)
+        if not 1 <= self.num_speculative_tokens <= MAX_NUM_DRAFT_TOKENS:
+            raise InvalidConfig(
+                f"--num-speculative-tokens must be between 1 and {MAX_NUM_DRAFT_TOKENS}, "
+                f"not {self.num_speculative_tokens}"
+            )
+        _require_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise InvalidConfig(
+                f"--prompt-lookup-max must be at least --prompt-lookup-min, which is {self.prompt_lookup_min}, "
+                f"not {self.prompt_lookup_max}"
+            )
+        if self.simulate is not None and self.speculative_method != SpeculativeMethod.none:
+            raise InvalidConfig("--speculative-method needs a model; with --simulate nothing can be guessed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,8 @@ class StackConfig:
         return replace(
             worker,
             worker_id=f"worker-{index}",
-            metrics_port=None if worker.metrics_port is None else worker.metrics_port + index,
+            # Of port 0 each gets one that is free.
+            metrics_port=worker.metrics_port + index if worker.metrics_port else worker.metrics_port,
             num_threads=worker.num_threads or max(1, num_cores // (self.num_workers * worker.num_local_ranks)),
         )
 
@@ -125,6 +126,13 @@ class LocalStack:
         """What the service that reports `kind` said when it was ready; it must be."""
         reported = (future.result() for future in self._ready.values() if future.done())
         return next(status for status in reported if isinstance(status, kind))
+
+    @property
+    def metrics_urls(self) -> list[str]:
+        """Of the services that are ready and have one."""
+        reported = [future.result() for future in self._ready.values() if future.done()]
+        services = (status for status in reported if isinstance(status, SchedulerReady | WorkerReady))
+        return [status.metrics_url for status in services if status.metrics_url is not None]
 
     @property
     def scheduler_address(self) -> str:

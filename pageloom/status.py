@@ -20,6 +20,7 @@ class SchedulerReady:
 
     address: str
     socket_address: str | None = None
+    metrics_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class WorkerReady:
     block_size: int
     num_blocks: int
     kv_bytes: int
+    metrics_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

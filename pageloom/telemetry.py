@@ -56,12 +56,14 @@ def configure_logging(service: str, level: str) -> None:
     )
 
 
-def start_metrics_server(host: str, port: int) -> None:
-    """Serves /metrics in a thread. Raises StartupError if the port is taken."""
+def start_metrics_server(host: str, port: int) -> str:
+    """Serves /metrics in a thread, with port 0 at one that is free; its URL. Raises StartupError if the port is
+    taken."""
     try:
-        prometheus_client.start_http_server(port, addr=host)
+        server, _thread = prometheus_client.start_http_server(port, addr=host)
     except OSError as error:
         raise StartupError(f"its metrics port {port} cannot be opened on {host}: {error.strerror}") from None
+    return f"http://{host}:{server.server_port}/metrics"
 
 
 def _service_adder(service: str) -> structlog.typing.Processor:

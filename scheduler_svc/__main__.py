@@ -54,8 +54,9 @@ async def _serve(core: Scheduler, config: SchedulerConfig, parent: ParentLink) -
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     server = build_server(EngineService(driver), worker_service, health)
+    metrics_url = None
     if config.metrics_port is not None:
-        start_metrics_server(config.metrics_host, config.metrics_port)
+        metrics_url = start_metrics_server(config.metrics_host, config.metrics_port)
     address = listen(server, config.host, config.port)
     socket_address = None if config.socket_path is None else listen_unix(server, config.socket_path)
     await server.start()
@@ -64,7 +65,7 @@ async def _serve(core: Scheduler, config: SchedulerConfig, parent: ParentLink) -
     gc.freeze()
     await health.start()
     log.info("listening", address=address, socket_address=socket_address)
-    parent.report(SchedulerReady(address=address, socket_address=socket_address))
+    parent.report(SchedulerReady(address=address, socket_address=socket_address, metrics_url=metrics_url))
 
     async def drain(timeout_s: float) -> None:
         await driver.drain(timeout_s)

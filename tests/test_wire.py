@@ -18,7 +18,7 @@ from pageloom.errors import (
     Unavailable,
 )
 from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, PromptLogprobs, TokenLogprobs, TokensGenerated
-from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
+from pageloom.plan import Admission, BatchPlan, CacheInfo, Failure, ModelInfo, StepResult, WorkerHello
 from pageloom.policies import Pooling
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.rpc.v1 import common_pb2, engine_pb2
@@ -97,11 +97,15 @@ results = st.builds(
     step=SMALL,
     slots=IDS,
     token_ids=IDS,
-    logprobs=st.dictionaries(SMALL, logprobs, max_size=3),
-    failures=st.dictionaries(SMALL, st.text(max_size=5), max_size=3),
+    token_counts=IDS,
+    draft_counts=IDS,
+    draft_limit=st.none() | SMALL,
+    logprobs=st.dictionaries(SMALL, st.lists(logprobs, min_size=1, max_size=3).map(tuple), max_size=3),
+    failures=st.dictionaries(SMALL, st.builds(Failure, st.text(max_size=5), st.text(max_size=5)), max_size=3),
     prompt_logprobs=st.dictionaries(SMALL, prompt_logprobs, max_size=2),
     embeddings=st.dictionaries(SMALL, st.binary(max_size=8), max_size=2),
     duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
+    undrafted_duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
 )
 requests = st.builds(
     GenerateRequest,
@@ -154,6 +158,7 @@ endings = st.builds(
     num_cached_tokens=SMALL,
     stop_token_id=st.none() | SMALL,
     error_message=st.text(max_size=5),
+    error_param=st.text(max_size=5),
     timeline=st.none() | timelines,
     embedding=st.binary(max_size=8),
 )

@@ -68,8 +68,9 @@ class LoadProgress:
 
 async def _serve(config: WorkerConfig, parent: ParentLink, runner: Runner, *, kernels: str) -> None:
     metrics = WorkerMetrics(runner.model_info, runner.cache_info)
+    metrics_url = None
     if config.metrics_port is not None:
-        start_metrics_server(config.metrics_host, config.metrics_port)
+        metrics_url = start_metrics_server(config.metrics_host, config.metrics_port)
     ready = WorkerReady(
         dtype=runner.model_info.dtype,
         kernels=kernels,
@@ -78,6 +79,7 @@ async def _serve(config: WorkerConfig, parent: ParentLink, runner: Runner, *, ke
         block_size=runner.cache_info.block_size,
         num_blocks=runner.cache_info.num_blocks,
         kv_bytes=runner.cache_info.kv_bytes,
+        metrics_url=metrics_url,
     )
     loop = AttachLoop(
         runner, config.scheduler_address, config.worker_id, metrics, on_attached=lambda: parent.report(ready)

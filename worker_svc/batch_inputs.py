@@ -20,8 +20,8 @@ class BatchInputs:
 
     token_ids: Tensor  # [tokens] int64
     attention: AttentionBatch
-    # [outputs] int64: the last row of each sequence that draws, in the order of Runs.draw_slots, and then what else is
-    # needed of the prompts.
+    # [outputs] int64: the rows of each sequence after which it draws, in the order of Runs.draw_slots, and then what
+    # else is needed of the prompts.
     output_rows: Tensor
 
 
@@ -48,7 +48,14 @@ def build_batch_inputs(
         positions=_to_device(positions, device),
         slot_mapping=_to_device(slot_mapping, device),
     )
-    output_rows = query_start[1:][runs.draws] - 1
+    ends, num_drafts = query_start[1:][runs.draws], runs.num_drafts[runs.draws]
+    output_rows = ends - 1
+    if num_drafts.any():
+        # The rows of a slot's drafts follow that of its last known token.
+        first_outputs = np.cumsum(num_drafts + 1) - num_drafts - 1
+        output_rows = np.arange(num_drafts.sum() + len(ends)) + np.repeat(
+            output_rows - num_drafts - first_outputs, num_drafts + 1
+        )
     if more_output_rows:
         output_rows = np.concatenate((output_rows, *more_output_rows))
     return BatchInputs(

@@ -6,14 +6,14 @@ of transformers' configuration classes.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
 from pageloom.errors import ModelLoadError
+from worker_svc.hf_experts import experts_config
+from worker_svc.json_object import JsonObject
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.rope import (
     LinearScaling,
@@ -26,10 +26,36 @@ from worker_svc.models.rope import (
 
 log = structlog.get_logger()
 
-_SUPPORTED = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-_DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768}
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-T = TypeVar("T", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """An architecture, and the defaults of its keys. None: as many as heads, and what they leave of hidden_size."""
+
+    model_class: str
+    context: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    attention_bias: bool = False  # whether there is such a key
+    qk_norm: bool = False
+
+
+_FAMILIES = {
+    "llama": _Family(model_class="LlamaForCausalLM", context=2048, attention_bias=True),
+    "mistral": _Family(model_class="MistralForCausalLM", context=131072, num_kv_heads=8),
+    "qwen2": _Family(model_class="Qwen2ForCausalLM", context=32768),
+    "qwen3": _Family(model_class="Qwen3ForCausalLM", context=32768, head_dim=128, attention_bias=True, qk_norm=True),
+    "mixtral": _Family(
+        model_class="MixtralForCausalLM", context=131072, num_kv_heads=8, rms_norm_eps=1e-5, rope_theta=1e6
+    ),
+    "qwen2_moe": _Family(model_class="Qwen2MoeForCausalLM", context=32768, num_kv_heads=16),
+    "qwen3_moe": _Family(
+        model_class="Qwen3MoeForCausalLM", context=32768, num_kv_heads=4, attention_bias=True, qk_norm=True
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +73,7 @@ def read_hf_config(folder: Path) -> HfModel:
 
     Raises ModelLoadError, naming the file and the key, for what is missing, malformed or not supported.
     """
-    values = _JsonObject.read(folder / "config.json")
+    values = JsonObject.read(folder / "config.json")
     architecture = _supported_architecture(values)
     _refuse_unsupported(values)
     return HfModel(
@@ -58,73 +84,18 @@ def read_hf_config(folder: Path) -> HfModel:
     )
 
 
-class _JsonObject:
-    """A JSON object whose values are checked where they are taken."""
-
-    def __init__(self, path: Path, values: dict[str, object]) -> None:
-        self.path = path
-        self.values = values
-
-    @classmethod
-    def read(cls, path: Path) -> _JsonObject:
-        try:
-            values = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path}: cannot be read as JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ModelLoadError(f"{path}: holds no JSON object")
-        return cls(path, values)
-
-    def get(self, key: str, kind: type[T], default: T) -> T:
-        """The value of `key`; the default if it is missing or null."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ModelLoadError(f"{self.path}: {key} is {value!r}, not of type {kind.__name__}")
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0. Without a default the key must be there."""
-        if default is None and self.values.get(key) is None:
-            raise ModelLoadError(f"{self.path}: {key} is missing")
-        value = self.get(key, int, default or 0)
-        if value < 1:
-            raise ModelLoadError(f"{self.path}: {key} is {value}, it must be at least 1")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """A number above 0. Without a default the key must be there."""
-        if default is None and self.values.get(key) is None:
-            raise ModelLoadError(f"{self.path}: {key} is missing")
-        value = self.get(key, float, default or 0.0)
-        if not 0 < value < float("inf"):
-            raise ModelLoadError(f"{self.path}: {key} is {value}, it must be above 0")
-        return value
-
-    def child(self, key: str) -> _JsonObject:
-        """The object at `key`; an empty one if it is missing or null."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise ModelLoadError(f"{self.path}: {key} is {value!r}, not an object")
-        return _JsonObject(self.path, value or {})
-
-
-def _supported_architecture(values: _JsonObject) -> str:
+def _supported_architecture(values: JsonObject) -> str:
     model_type = values.get("model_type", str, "")
-    expected = _SUPPORTED.get(model_type)
-    named = values.values.get("architectures") or [expected]
-    if expected is None or not isinstance(named, list) or expected not in named:
-        found = named if expected is not None else model_type or "not named"
-        raise ModelLoadError(
-            f"{values.path}: architecture {found} is not supported; supported are {', '.join(_SUPPORTED.values())}"
-        )
+    family = _FAMILIES.get(model_type)
+    named = values.values.get("architectures") or ([family.model_class] if family is not None else [])
+    if family is None or not isinstance(named, list) or family.model_class not in named:
+        found = named if family is not None else model_type or "not named"
+        supported = ", ".join(family.model_class for family in _FAMILIES.values())
+        raise ModelLoadError(f"{values.path}: architecture {found} is not supported; supported are {supported}")
     return model_type
 
 
-def _refuse_unsupported(values: _JsonObject) -> None:
+def _refuse_unsupported(values: JsonObject) -> None:
     if values.values.get("auto_map"):
         log.warning("config.json names code of its own (auto_map); it is not run", path=str(values.path))
     if values.values.get("quantization_config") is not None:
@@ -136,42 +107,50 @@ def _refuse_unsupported(values: _JsonObject) -> None:
         raise ModelLoadError(f"{values.path}: hidden_act {activation!r} is not supported; supported is 'silu'")
 
 
-def _llama_config(values: _JsonObject, architecture: str) -> LlamaConfig:
+def _llama_config(values: JsonObject, architecture: str) -> LlamaConfig:
+    family = _FAMILIES[architecture]
     num_heads = values.count("num_attention_heads")
     hidden_size = values.count("hidden_size")
-    num_kv_heads = values.count("num_key_value_heads", 8 if architecture == "mistral" else num_heads)
-    max_positions = values.count("max_position_embeddings", _DEFAULT_CONTEXT[architecture])
-    head_dim = values.count("head_dim", hidden_size // num_heads)
+    num_kv_heads = values.count("num_key_value_heads", family.num_kv_heads or num_heads)
+    max_positions = values.count("max_position_embeddings", family.context)
+    head_dim = values.count("head_dim", family.head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         raise ModelLoadError(
             f"{values.path}: {num_heads} heads of {head_dim} dimensions and {num_kv_heads} key-value heads do not fit: "
             "heads must be a multiple of key-value heads, and dimensions even"
         )
-    attention_bias = architecture == "llama" and values.get("attention_bias", bool, False)
+    attention_bias = family.attention_bias and values.get("attention_bias", bool, False)
+    num_layers = values.count("num_hidden_layers")
     return LlamaConfig(
         vocab_size=values.count("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=values.count("intermediate_size"),
-        num_layers=values.count("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=values.positive("rms_norm_eps", 1e-6),
-        rope=_rope(values, max_positions),
+        rms_norm_eps=values.positive("rms_norm_eps", family.rms_norm_eps),
+        rope=_rope(values, family, max_positions),
         max_position_embeddings=max_positions,
         tie_word_embeddings=values.get("tie_word_embeddings", bool, False),
-        qkv_bias=attention_bias or architecture == "qwen2",
+        qkv_bias=attention_bias or _has_qkv_bias(values, architecture),
+        qk_norm=family.qk_norm,
         attention_output_bias=attention_bias,
         mlp_bias=architecture == "llama" and values.get("mlp_bias", bool, False),
+        experts=experts_config(values, architecture, num_layers),
     )
 
 
-def _rope(values: _JsonObject, max_positions: int) -> RopeConfig:
+def _has_qkv_bias(values: JsonObject, architecture: str) -> bool:
+    return architecture == "qwen2" or (architecture == "qwen2_moe" and values.get("qkv_bias", bool, True))
+
+
+def _rope(values: JsonObject, family: _Family, max_positions: int) -> RopeConfig:
     # Since transformers 5 all of it is in rope_parameters; before, rope_scaling stood beside rope_theta.
     rope = values.child("rope_parameters")
     if not rope.values:
         rope = values.child("rope_scaling")
-    theta = rope.positive("rope_theta", values.positive("rope_theta", 10000.0))
+    theta = rope.positive("rope_theta", values.positive("rope_theta", family.rope_theta))
     partial = rope.get("partial_rotary_factor", float, values.get("partial_rotary_factor", float, 1.0))
     if partial != 1.0:
         raise ModelLoadError(f"{values.path}: partial_rotary_factor {partial} is not supported; supported is 1")
@@ -183,7 +162,7 @@ def _rope(values: _JsonObject, max_positions: int) -> RopeConfig:
     return RopeConfig(theta=theta, scaling=_rope_scaling(rope, rope_type, max_positions))
 
 
-def _rope_scaling(rope: _JsonObject, rope_type: str, max_positions: int) -> RopeScaling | None:
+def _rope_scaling(rope: JsonObject, rope_type: str, max_positions: int) -> RopeScaling | None:
     if rope_type == "linear":
         return LinearScaling(factor=rope.positive("factor"))
     if rope_type == "llama3":
@@ -199,7 +178,7 @@ def _rope_scaling(rope: _JsonObject, rope_type: str, max_positions: int) -> Rope
     return None
 
 
-def _yarn_scaling(rope: _JsonObject, max_positions: int) -> YarnScaling:
+def _yarn_scaling(rope: JsonObject, max_positions: int) -> YarnScaling:
     original = rope.count("original_max_position_embeddings", max_positions)
     factor = rope.positive("factor", max_positions / original)
     recommended = yarn_attention_factor(factor)
@@ -216,20 +195,23 @@ def _yarn_scaling(rope: _JsonObject, max_positions: int) -> YarnScaling:
     )
 
 
-def _sliding_window(values: _JsonObject, architecture: str) -> int | None:
-    if architecture == "mistral":
-        # Null means none, and a missing key the 4,096 of the first Mistral.
-        return values.count("sliding_window", 4096) if values.values.get("sliding_window", 4096) is not None else None
-    if architecture == "qwen2" and values.get("use_sliding_window", bool, False):
+def _sliding_window(values: JsonObject, architecture: str) -> int | None:
+    if architecture in ("mistral", "mixtral"):
+        # Null means none, and a key that is missing the 4,096 of the first Mistral, or none for Mixtral.
+        default = 4096 if architecture == "mistral" else None
+        window = values.values.get("sliding_window", default)
+        return None if window is None else values.count("sliding_window", default)
+    # In some layers only; a context within the window is attended to in full by all.
+    if architecture.startswith("qwen") and values.get("use_sliding_window", bool, False):
         return values.count("sliding_window", 4096)
     return None
 
 
-def _eos_token_ids(values: _JsonObject, generation_config: Path) -> tuple[int, ...]:
+def _eos_token_ids(values: JsonObject, generation_config: Path) -> tuple[int, ...]:
     """All ids that either file names, each once."""
     sources = [values]
     if generation_config.is_file():
-        sources.append(_JsonObject.read(generation_config))
+        sources.append(JsonObject.read(generation_config))
     found: dict[int, None] = {}
     for source in sources:
         named = source.values.get("eos_token_id")

@@ -47,5 +47,5 @@ class WorkerMetrics:
             self._plan_waits.observe(times.plan_wait_s)
         if times.idle_s is not None:
             self._idle.inc(times.idle_s)
-        self._tokens.inc(len(result.slots))
+        self._tokens.inc(len(result.token_ids))
         self._failures.inc(len(result.failures))

@@ -7,39 +7,36 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom.config import WorkerConfig
-from pageloom.errors import InvalidConfig, InvalidRequest
+from pageloom.errors import InvalidRequest
 from pageloom.model_files import locate_model
-from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult
+from pageloom.plan import BatchPlan, CacheInfo, Failure, ModelInfo, StepResult
 from worker_svc.batch_inputs import BatchInputs, build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
-from worker_svc.cpu_kernels import Kernels, choose_kernels
-from worker_svc.device import dtype_name, resolve_device
+from worker_svc.device import dtype_name
 from worker_svc.digest import model_digest
+from worker_svc.drafting.drafter import Drafter
+from worker_svc.drafting.open import open_drafter
+from worker_svc.drafting.speculation import NO_DRAFTS_RUN, DraftReport, Speculation
+from worker_svc.drafting.step_costs import measure_step_costs
+from worker_svc.draw_rows import DrawRows, draw_rows
 from worker_svc.grammar import Grammars, open_grammars
 from worker_svc.host import usable_cores
-from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
-from worker_svc.loader import Progress, load_model, open_checkpoint
-from worker_svc.models.model import Model
+from worker_svc.kv_cache import fit_context
+from worker_svc.loader import Progress, open_checkpoint
+from worker_svc.model_part import ModelPart, load_part
 from worker_svc.parallel.group import Group
 from worker_svc.parallel.independence import is_independent
-from worker_svc.parallel.layout import Layout, check_layout
-from worker_svc.parallel.leader import LeaderModel
-from worker_svc.parallel.ranks import ALONE, RankGroup
-from worker_svc.parallel.sharded_weights import shard_checkpoint
 from worker_svc.pooled_rows import PooledRows, PooledSlots
 from worker_svc.pooler import NO_EMBEDDINGS, Embeddings, Pooler
 from worker_svc.pooling_config import choose_pooling
 from worker_svc.prompt_rows import PromptRows, PromptScoring
 from worker_svc.prompt_scores import NO_SCORES, PromptScores, score_prompts
-from worker_svc.quantization import kept_types
-from worker_svc.rehearsal import measure_free_gpu_bytes, rehearse
+from worker_svc.rehearsal import rehearse
 from worker_svc.sampler import NO_DRAWS, NOT_FINITE, Draws, Sampler, most_likely_draws
 from worker_svc.slots import Runs, SlotTable
 
@@ -54,75 +51,10 @@ class BegunStep:
 
     plan: BatchPlan
     runs: Runs
-    failures: dict[int, str]
+    failures: dict[int, Failure]
     scored: PromptRows | None
     pooled: PooledRows | None
     inputs: BatchInputs | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModelPart:
-    """What one rank holds: all of the model if it is alone. At rank 0 of several, `model` and `cache` lead the others'.
-    `weights_bytes` is of all ranks together, `kernels` for people, `longest` the context that the model is prepared
-    for."""
-
-    model: Model
-    # `model`, where it leads others.
-    leader: LeaderModel | None
-    cache: KvCache
-    weights_bytes: int
-    device: torch.device
-    dtype: torch.dtype
-    is_quantized: bool
-    kernels: str
-    longest: int
-
-
-def load_part(config: WorkerConfig, checkpoint: Checkpoint, progress: Progress, group: Group | None) -> ModelPart:
-    """Loads this rank's part of the model and allocates its KV memory. Raises ModelLoadError or InvalidConfig."""
-    num_local_ranks = 1 if group is None else group.place.num_local_ranks
-    num_threads = config.num_threads or max(1, usable_cores() // num_local_ranks)
-    torch.set_num_threads(num_threads)
-    device = resolve_device(config.device, 0 if group is None else group.place.local_rank)
-    longest = _longest_context(checkpoint, config.max_model_len)
-    layout = Layout() if group is None else group.layout
-    check_layout(layout, checkpoint.config)
-    kernels = choose_kernels(config, checkpoint, device, num_threads, layout.num_ranks)
-    ggml_types = kept_types(config, checkpoint, kernels.cpu_pool)
-    name = f"{kernels.name}, weights quantized as in the file" if ggml_types else kernels.name
-    log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
-    ranks = None if group is None else group.ranks(checkpoint.config.vocab_size)
-    model, weights_bytes = load_model(
-        shard_checkpoint(checkpoint, layout),
-        num_positions=longest,
-        dtype=kernels.dtype,
-        device=device,
-        cpu_pool=kernels.cpu_pool,
-        ggml_types=ggml_types,
-        progress=progress,
-        ranks=ranks or ALONE,
-    )
-    if kernels.cpu_pool is not None:
-        # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
-        torch.set_num_threads(1)
-    cache = _make_cache(config, model, kernels, device, num_local_ranks, ranks)
-    leader: LeaderModel | None = None
-    if group is not None and ranks is not None:
-        log.info("this rank's part", rank=layout.rank, stage=layout.stage, weights_bytes=weights_bytes)
-        weights_bytes = sum(ranks.numbers(weights_bytes))
-        if group.is_leader:
-            leader, cache = group.lead(model, cache, ranks)
-    return ModelPart(
-        model=leader or model,
-        leader=leader,
-        cache=cache,
-        weights_bytes=weights_bytes,
-        device=device,
-        dtype=kernels.dtype,
-        is_quantized=bool(ggml_types),
-        kernels=name,
-        longest=longest,
-    )
 
 
 def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = None) -> ModelRunner:
@@ -156,7 +88,7 @@ def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = 
     )
     if info.max_model_len < part.longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, part, grammars)
+    return ModelRunner(config, info, part, grammars, open_drafter(config))
 
 
 class ModelRunner:
@@ -168,13 +100,18 @@ class ModelRunner:
         info: ModelInfo,
         part: ModelPart,
         grammars: Grammars | None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.kernels = part.kernels
         self.model_info = info
         self.cache_info: CacheInfo = part.cache.info
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.max_num_draft_tokens = 0 if drafter is None else config.num_speculative_tokens
         self.num_stages = config.pipeline_parallel_size
+        self._drafter = drafter
+        # From `warm_up` on, if there is a drafter.
+        self._speculation: Speculation | None = None
         self._model = part.model
         self._kv = part.cache
         self._device = part.device
@@ -207,6 +144,13 @@ class ModelRunner:
         for num_tokens in (1, min(self.max_num_batched_tokens, _WARM_UP_TOKENS)):
             hidden = rehearse(self._model, self._kv.layers, num_tokens, 1, self._device)
             self._model.most_likely(hidden)
+        if self._drafter is not None:
+            self._speculation = Speculation(
+                self._drafter,
+                measure_step_costs(self._rehearse_draws, self.max_num_batched_tokens),
+                max_num_seqs=self.max_num_seqs,
+                max_num_draft_tokens=self.max_num_draft_tokens,
+            )
 
     @torch.inference_mode()
     def announce(self, plan: BatchPlan) -> bool:
@@ -235,6 +179,8 @@ class ModelRunner:
         self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
+        if self._speculation is not None:
+            runs = self._speculation.with_drafts(runs, self._slots, self._sampler)
         scored = self._prompt_scoring.rows(runs, self._slots)
         pooled = self._pooled_slots.rows(runs, self._slots)
         more_rows = [part.rows for part in (scored, pooled) if part is not None]
@@ -244,41 +190,62 @@ class ModelRunner:
 
     def _finish(self, begun: BegunStep, started_s: float) -> StepResult:
         draws, scores, embeddings = self._run(begun)
-        self._slots.advance(begun.runs, draws.slots, draws.token_ids)
+        self._slots.advance(begun.runs, draws.slots, draws.counts, draws.token_ids)
+        drafts = self._learn(begun.runs, begun.inputs, draws)
         failed_slots = (*scores.failed_slots, *embeddings.failed_slots)
         return StepResult(
             epoch=begun.plan.epoch,
             step=begun.plan.step,
             slots=tuple(draws.slots.tolist()),
             token_ids=tuple(draws.token_ids.tolist()),
+            token_counts=tuple(draws.counts.tolist()) if drafts.num_drafts else (),
+            draft_counts=tuple(draws.num_drafts.tolist()) if drafts.num_drafts else (),
+            draft_limit=drafts.limit,
             logprobs=draws.logprobs,
             failures=begun.failures | draws.failures | dict.fromkeys(failed_slots, NOT_FINITE),
             prompt_logprobs=scores.logprobs,
             embeddings=embeddings.vectors,
-            duration_s=time.perf_counter() - started_s,
+            duration_s=(duration_s := time.perf_counter() - started_s),
+            undrafted_duration_s=duration_s * drafts.undrafted_part,
         )
 
     def _bind_slots(self, plan: BatchPlan) -> None:
+        if self._speculation is not None:
+            # What was drawn for them may serve to guess for others, so they are still there.
+            self._speculation.release(self._slots.released(plan))
         admissions = self._slots.apply(plan)
         self._sampler.release(plan.released_slots)
         for admission in admissions:
             self._prompt_scoring.bind(admission)
             self._pooled_slots.bind(admission)
             self._pooler.bind(admission.slot)
+            if self._speculation is not None:
+                self._speculation.bind(admission)
             try:
                 self._sampler.bind(admission)
             except InvalidRequest as error:
-                self._slots.reject(admission.slot, error.message)
+                self._slots.reject(admission.slot, Failure(error.message, error.param or ""))
+
+    def _rehearse_draws(self, num_rows: int) -> None:
+        hidden = rehearse(self._model, self._kv.layers, num_rows, num_rows, self._device)
+        self._model.most_likely(hidden).cpu()
+
+    def _learn(self, runs: Runs, inputs: BatchInputs | None, draws: Draws) -> DraftReport:
+        if self._speculation is None or inputs is None:
+            return NO_DRAFTS_RUN
+        return self._speculation.observe(runs, inputs, None, draws, self._slots)
 
     def _run(self, begun: BegunStep) -> tuple[Draws, PromptScores, Embeddings]:
-        inputs, slots = begun.inputs, begun.runs.draw_slots
+        inputs = begun.inputs
         if inputs is None:
             return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS
         hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows)
-        scored_end = len(slots) + (0 if begun.scored is None else len(begun.scored.rows))
-        scores = self._score(hidden[len(slots) : scored_end], begun.scored)
+        rows = draw_rows(begun.runs, self._slots)
+        num_draw_rows = len(rows.row_slots)
+        scored_end = num_draw_rows + (0 if begun.scored is None else len(begun.scored.rows))
+        scores = self._score(hidden[num_draw_rows:scored_end], begun.scored)
         embeddings = self._pool(hidden[scored_end:], begun.pooled)
-        return self._draw(hidden[: len(slots)], slots).without(scores.failed_slots), scores, embeddings
+        return self._draw(hidden[:num_draw_rows], rows).without(scores.failed_slots), scores, embeddings
 
     def _score(self, hidden: Tensor, rows: PromptRows | None) -> PromptScores:
         """`hidden` [rows, hidden]."""
@@ -290,65 +257,14 @@ class ModelRunner:
         """`hidden` [rows, hidden]."""
         return NO_EMBEDDINGS if rows is None else self._pooler.pool(hidden, rows)
 
-    def _draw(self, hidden: Tensor, slots: NDArray[np.int64]) -> Draws:
-        """`hidden` [slots, hidden]."""
-        if len(slots) == 0:
+    def _draw(self, hidden: Tensor, rows: DrawRows) -> Draws:
+        """`hidden` [rows, hidden]."""
+        if len(rows.slots) == 0:
             return NO_DRAWS
-        positions = self._slots.num_tokens[slots]
-        num_output_tokens = positions - self._slots.num_prompt_tokens[slots]
-        if self._sampler.takes_most_likely(slots, num_output_tokens):
-            return most_likely_draws(slots, self._model.most_likely(hidden))
-        return self._sampler.sample(self._model.logits(hidden), slots, positions, num_output_tokens)
-
-
-def _longest_context(checkpoint: Checkpoint, requested: int | None) -> int:
-    """The context length to prepare for. Raises InvalidConfig if the model cannot have it."""
-    longest = checkpoint.config.max_position_embeddings
-    if requested is not None and requested > longest:
-        raise InvalidConfig(f"--max-model-len {requested} is more than the model's {longest} positions")
-    context = requested or longest
-    window = checkpoint.sliding_window
-    if window is not None and context > window:
-        raise InvalidConfig(
-            f"the model attends to a sliding window of {window} tokens, which is not supported beyond that length; "
-            f"use --max-model-len {window} or less"
-        )
-    return context
+        if self._sampler.takes_most_likely(rows):
+            return most_likely_draws(rows, self._model.most_likely(hidden))
+        return self._sampler.sample(self._model.logits(hidden), rows)
 
 
 def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
-
-
-def _make_cache(
-    config: WorkerConfig,
-    model: Model,
-    kernels: Kernels,
-    device: torch.device,
-    num_local_ranks: int,
-    ranks: RankGroup | None,
-) -> KvCache:
-    free_gpu_bytes = None
-    if device.type == "cuda":
-        free_gpu_bytes = measure_free_gpu_bytes(
-            model,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            block_size=config.block_size,
-            dtype=kernels.dtype,
-            device=device,
-        )
-    bytes_per_block = block_bytes(model.config, config.block_size, kernels.dtype)
-    num_blocks = count_blocks(config, bytes_per_block, free_gpu_bytes, num_local_ranks=num_local_ranks)
-    if ranks is not None:
-        # A block is one at all of them.
-        num_blocks = min(ranks.numbers(num_blocks))
-    return allocate_kv_cache(
-        model.config,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        dtype=kernels.dtype,
-        device=device,
-        cpu_library=None if kernels.cpu_pool is None else kernels.cpu_pool.library,
-    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -16,6 +18,10 @@ from worker_svc.checkpoint import Part
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+# One tensor for all experts, [experts, rows, columns], as transformers 5 holds them in memory; gate before up.
+_FUSED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
+_MIXTRAL_EXPERT = re.compile(r"(.*\.experts\.\d+)\.(w[123])\.weight")
+_MIXTRAL_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -24,7 +30,7 @@ class _Slice(Protocol):
 
     def get_dtype(self) -> str: ...
 
-    def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor: ...
+    def __getitem__(self, index: tuple[int | slice, ...]) -> Tensor: ...
 
 
 class _MappedFile(Protocol):
@@ -37,28 +43,44 @@ class _MappedFile(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Where a tensor is: `index` selects it from a stored one that holds those of all experts; () is all of it."""
+
+    file: Path
+    stored_name: str
+    shape: tuple[int, ...]
+    index: tuple[int | slice, ...] = ()
+
+
 class SafetensorsWeights:
     """Implements checkpoint.Weights. Opening a file maps it and checks its header against its length;
-    the mappings end with this object."""
+    the mappings end with this object.
+
+    Each expert's matrices are tensors by themselves, named as Qwen's are on the hub, however the files hold them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
         file_of = _indexed_files(folder / _INDEX) if (folder / _INDEX).is_file() else None
         self.files = tuple(sorted(set(file_of.values()))) if file_of is not None else (_single_file(folder),)
         self._open_files = {path: _open(path) for path in self.files}
-        self._file_of = {name: path for path, file in self._open_files.items() for name in file.keys()}  # noqa: SIM118
+        stored = {name: path for path, file in self._open_files.items() for name in file.keys()}  # noqa: SIM118
         for name, path in (file_of or {}).items():
-            if self._file_of.get(name) != path:
+            if stored.get(name) != path:
                 raise ModelLoadError(f"{path}: tensor {name} is missing, though {_INDEX} says that it is there")
+        self._parts: dict[str, _Part] = {}
+        for name, path in stored.items():
+            self._parts |= _parts(path, name, tuple(self._open_files[path].get_slice(name).get_shape()))
 
     @property
     def names(self) -> Collection[str]:
-        return self._file_of.keys()
+        return self._parts.keys()
 
     @property
     def dtype(self) -> torch.dtype | None:
         bytes_of: dict[torch.dtype, int] = {}
-        for name in self._file_of:
+        for name in self._parts:
             dtype = self._dtype(name)
             bytes_of[dtype] = bytes_of.get(dtype, 0) + self.num_bytes(name)
         return max(bytes_of, key=bytes_of.__getitem__, default=None)
@@ -67,30 +89,75 @@ class SafetensorsWeights:
         return torch.Size(self.shape(name)).numel() * self._dtype(name).itemsize
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open_files[self._file_of[name]].get_slice(name).get_shape())
+        return self._parts[name].shape
 
     def describe(self, name: str) -> str:
-        return f"{self._file_of[name]}: tensor {name}"
+        part = self._parts[name]
+        expert = f"[{part.index[0]}]" if part.index else ""
+        return f"{part.file}: tensor {part.stored_name}{expert}"
 
     def read(self, name: str, out: Tensor, part: Part | None = None) -> None:
         self._dtype(name)
-        file = self._open_files[self._file_of[name]]
-        if part is None:
-            # The tensor is a view of the mapped file, so nothing is copied but what `out` receives.
-            out.copy_(file.get_tensor(name))
+        stored = self._parts[name]
+        index = stored.index if part is None else _narrowed(stored.index, part)
+        if index:
+            # Of the mapped file no more is touched.
+            out.copy_(self._slice(name)[index])
         else:
-            # Of the mapped file only what the part needs is touched.
-            entries = slice(part.start, part.stop)
-            out.copy_(file.get_slice(name)[entries if part.dim == 0 else (slice(None), entries)])
+            # A view of the mapped file, so nothing is copied but what `out` receives.
+            out.copy_(self._open_files[stored.file].get_tensor(stored.stored_name))
+
+    def _slice(self, name: str) -> _Slice:
+        part = self._parts[name]
+        return self._open_files[part.file].get_slice(part.stored_name)
 
     def _dtype(self, name: str) -> torch.dtype:
-        stored = self._open_files[self._file_of[name]].get_slice(name).get_dtype()
+        stored = self._slice(name).get_dtype()
         dtype = _DTYPES.get(stored)
         if dtype is None:
             raise ModelLoadError(
                 f"{self.describe(name)} has type {stored}, which is not supported; supported are {', '.join(_DTYPES)}"
             )
         return dtype
+
+
+def _parts(path: Path, stored_name: str, shape: tuple[int, ...]) -> dict[str, _Part]:
+    """The tensors that a stored one holds, by their names."""
+    name = stored_name.replace(".block_sparse_moe.", ".mlp.")
+    fused = _FUSED_EXPERTS.fullmatch(name)
+    if fused is not None and len(shape) == 3 and all(shape):
+        return _expert_parts(path, stored_name, shape, prefix=fused[1], is_down=fused[2] == "down")
+    mixtral = _MIXTRAL_EXPERT.fullmatch(name)
+    if mixtral is not None:
+        name = f"{mixtral[1]}.{_MIXTRAL_NAMES[mixtral[2]]}.weight"
+    return {name: _Part(file=path, stored_name=stored_name, shape=shape)}
+
+
+def _narrowed(index: tuple[int | slice, ...], part: Part) -> tuple[int | slice, ...]:
+    """Where a part of the tensor at `index`, or of the whole stored one, lies in the stored one."""
+    entries = slice(part.start, part.stop)
+    if not index:
+        return (entries,) if part.dim == 0 else (slice(None), entries)
+    expert, rows = index
+    assert isinstance(rows, slice)
+    if part.dim == 1:
+        return expert, rows, entries
+    return expert, slice(rows.start + part.start, rows.start + part.stop)
+
+
+def _expert_parts(
+    path: Path, stored_name: str, shape: tuple[int, ...], *, prefix: str, is_down: bool
+) -> dict[str, _Part]:
+    num_experts, num_rows, num_columns = shape
+    half = num_rows // 2
+    rows = {"down": slice(0, num_rows)} if is_down else {"gate": slice(0, half), "up": slice(half, num_rows)}
+    return {
+        f"{prefix}.{expert}.{kind}_proj.weight": _Part(
+            file=path, stored_name=stored_name, shape=(part.stop - part.start, num_columns), index=(expert, part)
+        )
+        for expert in range(num_experts)
+        for kind, part in rows.items()
+    }
 
 
 def _open(path: Path) -> _MappedFile:

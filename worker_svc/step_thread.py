@@ -31,6 +31,9 @@ class Runner(Protocol):
     def max_num_batched_tokens(self) -> int: ...
 
     @property
+    def max_num_draft_tokens(self) -> int: ...
+
+    @property
     def num_stages(self) -> int:
         """As many steps can run at one time, each in another stage, if `announce` has said so."""
 

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from gateway.anthropic.schemas import Block, Message, MessagesRequest, OutputConfig, PromptFields, Tool
-from gateway.chat_request import chat_request
-from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from gateway.openai.schemas import ChatCompletionRequest
+from gateway.requests.chat_request import chat_request
+from pageloom.chats.schemas import ChatMessage, FunctionCall, ToolCall
 from pageloom.errors import InvalidRequest
 
 # What fields of the chat request are called here, for errors.

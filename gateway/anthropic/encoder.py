@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
+from gateway.answers.choice import ChoiceDelta
+from gateway.answers.token_counts import TokenCounts
 from gateway.anthropic.errors import envelope
-from gateway.choice import ChoiceDelta
 from gateway.errors import status_of
-from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}

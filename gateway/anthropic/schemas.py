@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.request_model import RequestModel
-from gateway.schemas import NonEmptyStrings
+from gateway.openai.schemas import NonEmptyStrings
+from pageloom.request_model import RequestModel
 
 
 class Block(RequestModel):

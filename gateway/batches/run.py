@@ -16,7 +16,7 @@ import structlog
 from gateway.batches.file_store import FileStore, OutputFile
 from gateway.batches.inner_call import Call, InnerAnswer
 from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, Status, StoredBatch
-from gateway.terms import TENANT_HEADER
+from gateway.requests.terms import TENANT_HEADER
 from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, encoded, read_lines
 from pageloom.errors import PageloomError
 

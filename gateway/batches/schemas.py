@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.request_model import Metadata, RequestModel
+from gateway.openai.metadata import Metadata
+from pageloom.request_model import RequestModel
 
 MAX_LIFETIME_S = 30 * 86_400
 

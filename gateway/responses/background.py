@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from gateway.job import Job
-from gateway.middleware import RequestRecord
+from gateway.answers.stream import shown_error
+from gateway.http.middleware import RequestRecord
+from gateway.requests.job import Job
 from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.store import ResponseStore, StoredResponse
 from gateway.runtime import Gateway, generating
-from gateway.stream import shown_error
 
 
 def start_in_background(

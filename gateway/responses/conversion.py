@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.chat_request import chat_request
+from gateway.openai.schemas import ChatCompletionRequest
+from gateway.requests.chat_request import chat_request
 from gateway.responses.schemas import LOGPROBS_INCLUDED, InputItem, InputPart, ResponseRequest
-from gateway.schemas import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
-from gateway.structured_output_schemas import ResponseFormat
+from pageloom.chats.schemas import ChatMessage, FunctionCall, ToolCall
 from pageloom.errors import InvalidRequest
+from pageloom.grammars.schemas import ResponseFormat
 
 _SAME_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),

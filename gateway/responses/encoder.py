@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from gateway.choice import ChoiceDelta
+from gateway.answers.choice import ChoiceDelta
+from gateway.answers.token_counts import TokenCounts
 from gateway.responses.output_items import Event, OutputItems
 from gateway.responses.response_object import ResponseDraft
-from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 from pageloom.tokenizer import Tokenizer
 

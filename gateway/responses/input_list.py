@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.pages import Direction, page_of
+from gateway.http.pages import Direction, page_of
 from gateway.responses.schemas import InputItem
 from gateway.responses.store import StoredResponse
 

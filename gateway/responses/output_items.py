@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.choice import ChoiceDelta
-from gateway.logprobs import chat_logprobs
-from gateway.tool_calls import ToolCallDelta
+from gateway.answers.choice import ChoiceDelta
+from gateway.openai.logprobs import chat_logprobs
+from pageloom.parsing.tool_calls import ToolCallDelta
 from pageloom.tokenizer import Tokenizer
 
 Item = dict[str, Any]

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.choice import ChoiceDelta, Finish
+from gateway.answers.choice import ChoiceDelta, Finish
+from gateway.answers.token_counts import TokenCounts
 from gateway.responses.output_items import Item
 from gateway.responses.schemas import ResponseRequest
-from gateway.token_counts import TokenCounts
 from pageloom.errors import PageloomError
 
 

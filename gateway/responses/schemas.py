@@ -6,17 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.request_model import Metadata, RequestModel
-from gateway.schemas import (
+from gateway.openai.metadata import Metadata
+from gateway.openai.schemas import (
     MAX_TOP_LOGPROBS,
     CacheSalt,
     NonEmptyString,
     NonEmptyStrings,
     Priority,
     Seed,
-    TemplateVariables,
     TokenIds,
 )
+from pageloom.chats.schemas import TemplateVariables
+from pageloom.request_model import RequestModel
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 

@@ -6,19 +6,19 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from gateway.answers.stream import EventStreamResponse, encode_whole
 from gateway.anthropic.conversion import FIELD_NAMES, to_chat
 from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
-from gateway.field_names import renamed_fields
-from gateway.job import Job
-from gateway.json_body import JsonRoute
-from gateway.middleware import record_of
+from gateway.http.json_body import JsonRoute
+from gateway.http.middleware import record_of
+from gateway.requests.field_names import renamed_fields, renamed_job
+from gateway.requests.job import Job
+from gateway.requests.terms import Terms, read_terms
+from gateway.requests.translate import translate_chat
+from gateway.requests.unserved_fields import UNSERVED_IN_MESSAGES, refuse_unserved
 from gateway.routes.documentation import ANTHROPIC_ERRORS, STREAMED_EVENTS
 from gateway.runtime import Gateway, GatewayDependency, generating
-from gateway.stream import EventStreamResponse, encode_whole
-from gateway.terms import Terms, read_terms
-from gateway.translate import translate_chat
-from gateway.unserved_fields import UNSERVED_IN_MESSAGES, refuse_unserved
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -46,7 +46,8 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> 
 async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
     refuse_unserved(body, UNSERVED_IN_MESSAGES)
     with renamed_fields(FIELD_NAMES):
-        return await gateway.job(translate_chat, to_chat(body), terms)
+        job = await gateway.job(translate_chat, to_chat(body), terms)
+    return renamed_job(job, FIELD_NAMES)
 
 
 def _json(body: object) -> Response:

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from gateway.batches.schemas import BatchList, BatchObject, CreateBatchRequest
-from gateway.json_body import JsonRoute
-from gateway.middleware import record_of
-from gateway.pages import Direction, page_of
+from gateway.http.json_body import JsonRoute
+from gateway.http.middleware import record_of
+from gateway.http.pages import Direction, page_of
+from gateway.requests.terms import read_terms
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency
-from gateway.terms import read_terms
 
 router = APIRouter(route_class=JsonRoute)
 MAX_LISTED = 100

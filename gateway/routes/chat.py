@@ -9,20 +9,20 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.job import Job
-from gateway.json_body import JsonRoute
-from gateway.logprobs import chat_logprobs
-from gateway.message_deltas import assistant_message
-from gateway.middleware import record_of
-from gateway.prompt_logprobs import prompt_logprobs_json
+from gateway.answers.stream import EventStreamResponse
+from gateway.answers.whole_answer import collect
+from gateway.http.json_body import JsonRoute
+from gateway.http.middleware import record_of
+from gateway.openai.logprobs import chat_logprobs
+from gateway.openai.message_deltas import assistant_message
+from gateway.openai.prompt_logprobs import prompt_logprobs_json
+from gateway.openai.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
+from gateway.openai.sse import ChatChunkEncoder, ChunkFrame
+from gateway.requests.job import Job
+from gateway.requests.terms import read_terms
+from gateway.requests.translate import translate_chat
 from gateway.routes.documentation import ERRORS, STREAMED_CHUNKS
 from gateway.runtime import Gateway, GatewayDependency, generating
-from gateway.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
-from gateway.sse import ChatChunkEncoder, ChunkFrame
-from gateway.stream import EventStreamResponse
-from gateway.terms import read_terms
-from gateway.translate import translate_chat
-from gateway.whole_answer import collect
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -9,20 +9,20 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.generation import Generation
-from gateway.job import Job
-from gateway.json_body import JsonRoute
-from gateway.logprobs import completion_logprobs
-from gateway.middleware import record_of
-from gateway.prompt_logprobs import prompt_logprobs_json
+from gateway.answers.generation import Generation
+from gateway.answers.stream import EventStreamResponse
+from gateway.answers.whole_answer import ChoiceAnswer, collect
+from gateway.http.json_body import JsonRoute
+from gateway.http.middleware import record_of
+from gateway.openai.logprobs import completion_logprobs
+from gateway.openai.prompt_logprobs import prompt_logprobs_json
+from gateway.openai.schemas import CompletionChoice, CompletionRequest, CompletionResponse
+from gateway.openai.sse import ChunkFrame, CompletionChunkEncoder
+from gateway.requests.job import Job
+from gateway.requests.terms import read_terms
+from gateway.requests.translate import translate_completion
 from gateway.routes.documentation import ERRORS, STREAMED_CHUNKS
 from gateway.runtime import Gateway, GatewayDependency, generating
-from gateway.schemas import CompletionChoice, CompletionRequest, CompletionResponse
-from gateway.sse import ChunkFrame, CompletionChunkEncoder
-from gateway.stream import EventStreamResponse
-from gateway.terms import read_terms
-from gateway.translate import translate_completion
-from gateway.whole_answer import ChoiceAnswer, collect
 
 router = APIRouter(route_class=JsonRoute)
 

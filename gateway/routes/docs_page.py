@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse
 
 router = APIRouter(include_in_schema=False)
-_PAGE = (Path(__file__).parent.parent / "docs_page.html").read_text(encoding="utf-8")
+_PAGE = Path(__file__).with_name("docs_page.html").read_text(encoding="utf-8")
 # The browser enforces what the page promises: it asks this server alone.
 _HEADERS = {
     "content-security-policy": (

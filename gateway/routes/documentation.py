@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.anthropic.errors import AnthropicErrorResponse
-from gateway.schemas import ErrorResponse
+from gateway.openai.schemas import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
 

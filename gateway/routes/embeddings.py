@@ -8,15 +8,15 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.embedding_schemas import EmbeddingRequest, EmbeddingResponse
-from gateway.embeddings import embed, translate_embeddings
-from gateway.json_body import JsonRoute
+from gateway.answers.embeddings import embed, translate_embeddings
+from gateway.http.json_body import JsonRoute
+from gateway.http.middleware import record_of
 from gateway.metrics import RequestObserver
-from gateway.middleware import record_of
+from gateway.openai.embedding_schemas import EmbeddingRequest, EmbeddingResponse
+from gateway.openai.vectors import embeddings_json
+from gateway.requests.terms import read_terms
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency, at_engine
-from gateway.terms import read_terms
-from gateway.vectors import embeddings_json
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Form, Query, UploadFile
 from starlette.responses import FileResponse, Response
 
 from gateway.batches.schemas import MAX_LIFETIME_S, FileDeleted, FileList, FileObject, Purpose
-from gateway.pages import Direction, page_of
+from gateway.http.pages import Direction, page_of
+from gateway.http.upload import UploadRoute
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency
-from gateway.upload import UploadRoute
 from pageloom.errors import InvalidRequest
 
 router = APIRouter(route_class=UploadRoute)

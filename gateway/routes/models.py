@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from gateway.openai.schemas import ModelCard, ModelList
 from gateway.routes.documentation import COMMON_ERRORS, ERRORS_WITHOUT_BODY
 from gateway.runtime import Gateway, GatewayDependency
-from gateway.schemas import ModelCard, ModelList
 
 router = APIRouter()
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
-from gateway.info_schemas import ServerLoad
+from gateway.openai.info_schemas import ServerLoad
 from gateway.routes.documentation import COMMON_ERRORS, Responses, errors
 from gateway.runtime import GatewayDependency
 from pageloom import __version__

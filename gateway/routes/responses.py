@@ -10,11 +10,15 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.field_names import renamed_fields
-from gateway.job import Job
-from gateway.json_body import JsonRoute
-from gateway.middleware import record_of
-from gateway.pages import Direction
+from gateway.answers.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
+from gateway.http.json_body import JsonRoute
+from gateway.http.middleware import record_of
+from gateway.http.pages import Direction
+from gateway.requests.field_names import renamed_fields, renamed_job
+from gateway.requests.job import Job
+from gateway.requests.terms import read_terms
+from gateway.requests.translate import translate_chat
+from gateway.requests.unserved_fields import UNSERVED_IN_RESPONSES, refuse_unserved
 from gateway.responses.background import cancel, start_in_background
 from gateway.responses.conversion import FIELD_NAMES, items_of, to_chat
 from gateway.responses.encoder import ResponseEncoder
@@ -23,10 +27,6 @@ from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
 from gateway.routes.documentation import ERRORS, STREAMED_EVENTS
 from gateway.runtime import Gateway, GatewayDependency, generating
-from gateway.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
-from gateway.terms import read_terms
-from gateway.translate import translate_chat
-from gateway.unserved_fields import UNSERVED_IN_RESPONSES, refuse_unserved
 from pageloom.errors import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -46,6 +46,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     conversation = _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
         job = await gateway.job(translate_chat, to_chat(body, conversation), terms)
+    job = renamed_job(job, FIELD_NAMES)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
     if body.background:

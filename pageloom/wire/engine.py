@@ -112,6 +112,7 @@ def finished_to_proto(event: ChoiceFinished) -> engine_pb2.ChoiceFinished:
         num_output_tokens=event.num_output_tokens,
         num_cached_tokens=event.num_cached_tokens,
         error_message=event.error_message,
+        error_param=event.error_param,
         timeline=None if event.timeline is None else timeline_to_proto(event.timeline),
         embedding=event.embedding,
     )
@@ -125,6 +126,7 @@ def finished_from_proto(choice_index: int, finished: engine_pb2.ChoiceFinished) 
         num_cached_tokens=finished.num_cached_tokens,
         stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
         error_message=finished.error_message,
+        error_param=finished.error_param,
         timeline=timeline_from_proto(finished.timeline) if finished.HasField("timeline") else None,
         embedding=finished.embedding,
     )

@@ -69,6 +69,7 @@ class Registry:
             num_cached_tokens=sequence.num_cached_tokens,
             stop_token_id=end.stop_token_id,
             error_message=end.error_message,
+            error_param=end.error_param,
             timeline=sequence.history.timeline() if sequence.request.include_timeline else None,
             embedding=end.embedding,
         )

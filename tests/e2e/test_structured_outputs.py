@@ -1,6 +1,7 @@
 """The default model, held to a form: what comes out has it, however it is asked for."""
 
 import asyncio
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -123,3 +124,21 @@ def test_bombs_do_not_slow_down_a_stream(stack: Serving, model_name: str):
     # The machine may have become slower meanwhile for other reasons.
     assert busy_s < 2 * max(before_s, stream_s())
     assert max(bombs_s) < 6
+
+
+def test_a_grammar_that_proves_too_much_is_refused_on_the_way(stack: Serving, model_name: str):
+    """Whether the text matches depends on where its last hundred characters were an a: with every one that is drawn
+    at random the number of cases grows, which nothing shows before."""
+    body = {
+        "model": model_name, "messages": QUESTION, "structured_outputs": {"regex": "(?s:.)*a(?s:.){100}b"},
+        "temperature": 2.0, "seed": 1, "max_tokens": 800,
+    }  # fmt: skip
+    whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    assert whole.status_code == 400, whole.text
+    error = whole.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs.regex")
+    assert "too many states" in error["message"]
+    streamed = httpx.post(f"{stack.url}/v1/chat/completions", json=body | {"stream": True}, timeout=60)
+    assert streamed.status_code == 200
+    *_, last = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert last == {"error": error}

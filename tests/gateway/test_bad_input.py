@@ -7,9 +7,14 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from gateway.structured_outputs import RENAMED_FIELDS
-from gateway.unserved_fields import UNSERVED_FIELDS
+from gateway.openai.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from gateway.requests.unserved_fields import RENAMED_FIELDS, UNSERVED_FIELDS
+from pageloom.chats.schemas import ChatMessage
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import MODEL, VOCAB_SIZE, says
 

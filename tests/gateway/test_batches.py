@@ -385,7 +385,7 @@ async def upload(gateway: GatewayServer, content: bytes = b"") -> httpx.Response
 
 
 async def test_uploads_at_once_are_bounded(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.upload.MAX_UPLOADS", 1)
+    monkeypatch.setattr("gateway.http.upload.MAX_UPLOADS", 1)
     reading, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ import socket
 import httpx
 import pytest
 
-from gateway import stream
+from gateway.answers import stream
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import finished, tokens
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.openapi import RANGES
+from gateway.http.openapi import RANGES
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.requests.unserved_fields import RENAMED_FIELDS, UNSERVED_FIELDS
 from gateway.routes.docs_page import _HEADERS
-from gateway.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.served_model import ServedModel
-from gateway.structured_outputs import RENAMED_FIELDS
-from gateway.unserved_fields import UNSERVED_FIELDS
 from pageloom.request_limits import RequestLimits
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
 from tests.support.scripted_engine import says

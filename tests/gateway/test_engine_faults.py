@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import openai
@@ -97,6 +98,61 @@ async def test_an_error_after_the_first_byte_is_one_event(gateway: GatewayServer
     with pytest.raises(openai.APIError):
         assert [chunk async for chunk in stream]
     assert (await gateway.complete()).status_code in (500, 503)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+OPENAI_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+# Route, fields, the field that gave the grammar.
+CONSTRAINED = [
+    ("chat/completions", CHAT | {"response_format": OPENAI_FORMAT}, "response_format"),
+    ("chat/completions", CHAT | {"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+    ("chat/completions", CHAT | {"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ("completions", {"prompt": "x", "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ("responses", {"input": "x", "text": {"format": FORMAT}}, "text.format"),
+    ("messages", CHAT | {"max_tokens": 50, "output_config": {"format": FORMAT}}, "output_config.format"),
+]
+
+
+@pytest.mark.parametrize(("route", "fields", "param"), CONSTRAINED)
+async def test_a_grammar_that_fails_on_the_way_is_the_requests_fault(
+    gateway: GatewayServer, route: str, fields: dict[str, Any], param: str
+):
+    async def script(_request):
+        yield tokens(0, 0, [100])
+        await asyncio.sleep(0.02)
+        problem = "the grammar cannot be followed any further: too many states"
+        yield finished(0, 1, FinishReason.ERROR, error_message=problem, error_param="grammar")
+
+    gateway.engine.script = script
+    message = f"{param}: the grammar cannot be followed any further: too many states"
+    body = {"model": MODEL_NAME, **fields}
+    whole = await gateway.http.post(f"/v1/{route}", json=body)
+    assert whole.status_code == 400, whole.text
+    error = whole.json()["error"]
+    assert (error["type"], error["message"]) == ("invalid_request_error", message)
+    streamed = await gateway.http.post(f"/v1/{route}", json=body | {"stream": True})
+    assert streamed.status_code == 200
+    data = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    told = next(event for event in data if "error" in event or event.get("type") == "error")
+    if route == "responses":
+        assert (told["code"], told["message"], told["param"]) == ("invalid_value", message, param)
+        assert data[-1]["response"]["error"] == {"code": "invalid_value", "message": message}
+    else:
+        # Anthropic's errors have no param.
+        assert told["error"] == error
+        assert route == "messages" or (error["param"], error["code"]) == (param, "invalid_value")
+
+
+async def test_a_fault_of_another_field_has_its_own_name(gateway: GatewayServer):
+    async def script(_request):
+        yield finished(0, 0, FinishReason.ERROR, error_message="nothing is left", error_param="allowed_token_ids")
+
+    gateway.engine.script = script
+    response = await gateway.complete(allowed_token_ids=[100])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "allowed_token_ids")
 
 
 async def test_nothing_is_served_without_an_engine(served_model: ServedModel):

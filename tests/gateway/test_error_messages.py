@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from gateway.errors import invalid_request
-from gateway.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from pageloom.field_errors import invalid_request
 
 
 @pytest.mark.parametrize(

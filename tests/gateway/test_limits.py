@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.limits import BOUNDS, check_limits
+from gateway.requests.limits import BOUNDS, check_limits
 from gateway.served_model import ServedModel
 from pageloom.errors import InvalidConfig
 from pageloom.request_limits import RequestLimits, described_limits

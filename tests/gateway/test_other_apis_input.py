@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.unserved_fields import UNSERVED_IN_MESSAGES, UNSERVED_IN_RESPONSES
+from gateway.requests.unserved_fields import UNSERVED_IN_MESSAGES, UNSERVED_IN_RESPONSES
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.terms import Terms
-from gateway.translate import translate_chat, translate_completion
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.requests.terms import Terms
+from gateway.requests.translate import translate_chat, translate_completion
 from pageloom.sampling_params import SamplingParams
 from tests.gateway.test_chat import events
 from tests.support.gateway_server import MODEL_NAME, GatewayServer

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.server import bind
+from gateway.http.server import bind
 from pageloom.config import GatewayConfig
 from pageloom.errors import StartupError
 from tests.support.gateway_server import MODEL_NAME, gateway_config, until_ready

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway import prompt_logprobs
+from gateway.openai import prompt_logprobs
 from pageloom.outputs import GenerateEvent
 from pageloom.requests import GenerateRequest
 from tests.gateway.test_chat import events

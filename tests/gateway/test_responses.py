@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.choice import ChoiceDelta
+from gateway.answers.choice import ChoiceDelta
 from gateway.responses.output_items import OutputItems
 from gateway.served_model import ServedModel
 from pageloom.outputs import FinishReason

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.requests.terms import Terms
+from gateway.requests.translate import translate_chat, translate_completion
 from gateway.served_model import ServedModel, load_served_model
-from gateway.terms import Terms
-from gateway.translate import translate_chat, translate_completion
 from pageloom.errors import InvalidConfig, ModelLoadError
 from pageloom.gguf_file import read_gguf
 from pageloom.gguf_tokenizer import build_backend

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.reasoning import detect_reasoning_format
 from gateway.served_model import ServedModel
-from gateway.tool_formats import detect_tool_format
 from pageloom.chat_template import ChatTemplate
+from pageloom.parsing.reasoning import detect_reasoning_format
+from pageloom.parsing.tool_formats import detect_tool_format
 from tests.support.chat_samples import CHATS, DOCUMENTS, TEMPLATE_NAMES, TOOLS, template_source
 from tests.support.gateway_server import GatewayServer, gateway_server
 from tests.support.scripted_engine import MODEL, ScriptedEngine, says

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from gateway.reasoning import THINK
 from gateway.served_model import ServedModel
-from gateway.tool_formats import TOOL_FORMATS
 from pageloom.model_files import locate_model
+from pageloom.parsing.reasoning import THINK
+from pageloom.parsing.tool_formats import TOOL_FORMATS
 from pageloom.tokenizer import load_tokenizer
 from tests.gateway.test_tools import HELLO, NOW, WEATHER, ends
 from tests.support.gateway_server import GatewayServer, gateway_server

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.reasoning import detect_reasoning_format
 from gateway.served_model import ServedModel
-from gateway.tool_formats import detect_tool_format
 from pageloom.chat_template import ChatTemplate
 from pageloom.outputs import FinishReason
+from pageloom.parsing.reasoning import detect_reasoning_format
+from pageloom.parsing.tool_formats import detect_tool_format
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
 from tests.support.scripted_engine import EOS_TOKEN_ID, says
 

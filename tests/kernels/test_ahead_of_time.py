@@ -32,6 +32,8 @@ def compile_all(monkeypatch, tmp_path):
             "paged_attention.rotary_write_kernel",
             "rms_norm.kernel",
             "silu_mul.kernel",
+            "expert_mlp.gate_up_kernel",
+            "expert_mlp.down_kernel",
         ):
             module = importlib.import_module(f"pageloom_kernels.{module_name}")
             name = module_name.removesuffix(".kernel").rpartition(".")[2].removesuffix("_kernel") + "_kernel"
@@ -136,3 +138,45 @@ def test_elementwise(compile_all, capability):
     for name in ("rms_norm_kernel", "silu_mul_kernel"):
         assert binaries[name].count(r"LDG\S*\.128"), f"{name} does not load in 16-byte pieces"
         assert binaries[name].count(r"STG\S*\.128"), f"{name} does not store in 16-byte pieces"
+
+
+def run_experts(*, num_tokens, num_experts, experts_per_token, hidden, inner, dtype):
+    """Sorting meta tensors is not possible: the blocks are those of an even choice."""
+    from pageloom_kernels.expert_mlp.down_kernel import down_weighted
+    from pageloom_kernels.expert_mlp.gate_up_kernel import gate_up_silu
+    from pageloom_kernels.expert_mlp.grouping import ExpertBlocks
+    from pageloom_kernels.expert_mlp.tuning import expert_tuning
+
+    num_pairs = num_tokens * experts_per_token
+    tuning = expert_tuning(num_pairs=num_pairs, num_experts=num_experts, itemsize=dtype.itemsize)
+    lengths = {"pairs": num_pairs, "first_pair": num_experts + 1, "first_block": num_experts + 1, "block_expert": 999}
+    blocks = ExpertBlocks(**{name: meta(length, dtype=torch.int64) for name, length in lengths.items()})
+    x = meta(num_tokens, hidden, dtype=dtype)
+    gate_up, down = meta(num_experts, 2 * inner, hidden, dtype=dtype), meta(num_experts, hidden, inner, dtype=dtype)
+    output = gate_up_silu(x, gate_up, blocks, experts_per_token=experts_per_token, shape=tuning.gate_up)
+    weights = meta(num_tokens, experts_per_token, dtype=torch.float32)
+    down_weighted(output, down, weights, blocks, shape=tuning.down)
+
+
+QWEN3_30B = {"num_experts": 128, "experts_per_token": 8, "hidden": 2048, "inner": 768}
+MIXTRAL_8X7B = {"num_experts": 8, "experts_per_token": 2, "hidden": 4096, "inner": 14336}
+
+
+@pytest.mark.parametrize(
+    ("capability", "shape", "num_tokens"),
+    [(80, MIXTRAL_8X7B, 200), (90, QWEN3_30B, 64), (90, QWEN3_30B, 4096), (100, QWEN3_30B, 4096)],
+    ids=["sm_80-mixtral", "sm_90-qwen3-decode", "sm_90-qwen3", "sm_100-qwen3"],
+)
+def test_experts(compile_all, capability, shape, num_tokens):
+    binaries = compile_all(capability, run_experts, num_tokens=num_tokens, dtype=torch.bfloat16, **shape)
+    assert set(binaries) == {"gate_up_kernel", "down_kernel"}
+    instruction = "HMMA" if num_tokens == 64 else MATRIX_INSTRUCTION[capability]
+    for name, binary in binaries.items():
+        assert binary.count(instruction), f"{name} does not use the tensor cores"
+        assert binary.count(r"LDGSTS\S*\.128"), f"{name} does not copy weights in 16-byte pieces"
+
+
+def test_exact_fp32_experts(compile_all):
+    binaries = compile_all(90, run_experts, num_tokens=64, dtype=torch.float32, **QWEN3_30B)
+    for name, binary in binaries.items():
+        assert not binary.count("HG?MMA"), f"{name} rounds its products to TF32"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import httpx
 import openai
 
+from gateway.answers.lifecycle import Lifecycle
 from gateway.app import create_app
-from gateway.lifecycle import Lifecycle
+from gateway.http.server import HttpServer, bind, url_of
 from gateway.served_model import ServedModel
-from gateway.server import HttpServer, bind, url_of
 from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
 from tests.support.scripted_engine import ScriptedEngine

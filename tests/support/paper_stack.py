@@ -49,6 +49,10 @@ class PaperRunner:
         return self._hello.max_num_batched_tokens
 
     @property
+    def max_num_draft_tokens(self) -> int:
+        return self._hello.max_num_draft_tokens
+
+    @property
     def num_stages(self) -> int:
         return 1
 

@@ -18,9 +18,10 @@ from pageloom.sampling_params import SamplingParams
 from tests.support.plan_driver import PlanDriver
 from tests.support.serving import free_port
 from worker_svc.loader import open_checkpoint
+from worker_svc.model_part import load_part
 from worker_svc.parallel.follower import follow
 from worker_svc.parallel.group import Group, Place, communication
-from worker_svc.runner import load_part, load_runner
+from worker_svc.runner import load_runner
 
 LIMITS: dict[str, Any] = {
     "num_blocks": 40, "block_size": 32, "max_num_seqs": 8, "max_num_batched_tokens": 256, "num_threads": 1,

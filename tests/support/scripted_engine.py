@@ -226,6 +226,7 @@ def finished(
     num_cached_tokens: int = 0,
     stop_token_id: int | None = None,
     error_message: str = "",
+    error_param: str = "",
     timeline: Timeline | None = None,
     embedding: bytes = b"",
 ) -> ChoiceFinished:
@@ -236,6 +237,7 @@ def finished(
         num_cached_tokens=num_cached_tokens,
         stop_token_id=stop_token_id,
         error_message=error_message,
+        error_param=error_param,
         timeline=timeline,
         embedding=embedding,
     )

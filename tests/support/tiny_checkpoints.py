@@ -10,9 +10,17 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.utils import logging
 
@@ -20,6 +28,18 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+_QWEN_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+DEFAULTS: dict[str, dict[str, object]] = {
+    "mistral": {"sliding_window": None},
+    "qwen3": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 48},
+    "qwen3_moe": {**_QWEN_EXPERTS, "head_dim": 16, "norm_topk_prob": True},
 }
 
 
@@ -29,9 +49,11 @@ def make_checkpoint(
     family: str = "llama",
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "1GB",
+    save_original_format: bool = True,
     **overrides: object,
 ) -> PreTrainedModel:
-    """Saves a model of some 100,000 weights in `folder` and returns it."""
+    """Saves a model of some 100,000 weights in `folder` and returns it. Without `save_original_format`, experts are
+    saved as transformers holds them in memory."""
     logging.disable_progress_bar()
     config_class, model_class = FAMILIES[family]
     settings: dict[str, object] = {
@@ -46,8 +68,7 @@ def make_checkpoint(
         # Large enough that the logits of different tokens differ by far more than rounding.
         "initializer_range": 0.2,
     }
-    if family == "mistral":
-        settings["sliding_window"] = None
+    settings |= DEFAULTS.get(family, {})
     torch.manual_seed(7)
     model: PreTrainedModel = model_class(config_class(**(settings | overrides))).to(dtype).eval()
     with torch.no_grad():
@@ -55,5 +76,5 @@ def make_checkpoint(
             # Norms and biases are initialised to constants, which would hide where they go.
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    model.save_pretrained(folder, max_shard_size=max_shard_size, save_original_format=save_original_format)
     return model

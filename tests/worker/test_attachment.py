@@ -39,6 +39,7 @@ class PermittedRunner:
         self.max_num_seqs = hello.max_num_seqs
         self.max_num_batched_tokens = hello.max_num_batched_tokens
         self.num_stages = 1
+        self.max_num_draft_tokens = hello.max_num_draft_tokens
         self.started: list[tuple[int, int]] = []
         self.num_finished = 0
         self._permits: SimpleQueue[Exception | None] = SimpleQueue()

@@ -13,9 +13,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from pageloom.errors import InvalidRequest
 from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.model_files import locate_model
+from pageloom.plan import Failure
 from pageloom.sampling_params import SamplingParams
 from pageloom.tokenizer import Tokenizer, load_tokenizer
-from tests.support.sampler_bench import Bench, tokens_by_slot
+from tests.support.sampler_bench import Bench, plain_rows, tokens_by_slot
 from worker_svc.grammar import Grammars, Vocabulary, open_grammars
 
 # Wider than the tokenizer's 49,152 ids, and no multiple of 32.
@@ -144,8 +145,8 @@ def test_logprobs_are_of_the_distribution_before_the_grammar(bench: Bench):
     logits = logits_at(0)
     draws = bench.sample(logits, [0])
     raw = logits[0].log_softmax(dim=-1)
-    assert draws.logprobs[0].logprob == pytest.approx(raw[draws.token_ids[0]].item(), abs=1e-4)
-    assert draws.logprobs[0].top_token_ids == tuple(raw.topk(2).indices.tolist())
+    assert draws.logprobs[0][0].logprob == pytest.approx(raw[draws.token_ids[0]].item(), abs=1e-4)
+    assert draws.logprobs[0][0].top_token_ids == tuple(raw.topk(2).indices.tolist())
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text():
@@ -220,9 +221,9 @@ class TestTrouble:
         assert caught.value.param == "grammar"
         assert len(caught.value.message) < 600
         # Nothing of it, nor of the one before, stays behind.
-        assert not bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+        assert not bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
         bench.bind(0, SamplingParams(seed=0, temperature=0.0))
-        assert bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+        assert bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
 
     def test_one_that_takes_too_much_fails_when_it_does(self, monkeypatch: pytest.MonkeyPatch):
         """It and those that share its states; the next request with the same grammar begins with none."""
@@ -236,7 +237,9 @@ class TestTrouble:
         while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
             assert len(bench.outputs[0]) < 100
         assert draws.failures.keys() == {0}
-        assert draws.failures[0].startswith("the grammar cannot be followed any further: lexer error: too many states")
+        assert draws.failures[0].param == "grammar"
+        says = "the grammar cannot be followed any further: lexer error: too many states"
+        assert draws.failures[0].message.startswith(says)
         assert draws.slots.tolist() == [1]
         bench.bind(0, hungry)
         assert not bench.sample(logits_at(0), [0]).failures
@@ -251,7 +254,8 @@ class TestTrouble:
         while not (draws := bench.sample(logits_at(len(bench.outputs[1]), 2), [0, 1])).failures:
             assert len(bench.outputs[0]) < 400
         assert draws.failures.keys() == {0}
-        assert draws.failures[0].endswith("it is so ambiguous that each token takes too long")
+        assert draws.failures[0].param == "grammar"
+        assert draws.failures[0].message.endswith("it is so ambiguous that each token takes too long")
         assert draws.slots.tolist() == [1]
 
     def test_a_model_without_a_tokenizer_has_no_grammars(self):
@@ -266,7 +270,7 @@ class TestTrouble:
         bench.bind(3, SamplingParams(seed=0, temperature=0.0, allowed_token_ids=(5, 6), bad_words=((5,),)))
         draws = bench.sample(logits_at(0, 4), [0, 1, 2, 3])
         message = "no token is left that grammar, allowed_token_ids, bad_words and min_tokens together permit"
-        assert draws.failures == {0: message, 2: message}
+        assert draws.failures == {0: Failure(message, "grammar"), 2: Failure(message, "allowed_token_ids")}
         assert draws.slots.tolist() == [1, 3]
         assert draws.token_ids[1] == 6
 
@@ -284,6 +288,6 @@ def test_bad_words_do_not_come_up(bench: Bench):
 
 def test_a_released_slot_is_free_of_its_constraint(bench: Bench):
     bench.bind(0, SamplingParams(seed=0, temperature=0.0, grammar=regex("a")))
-    assert not bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+    assert not bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
     bench.sampler.release((0, 1))
-    assert bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+    assert bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))

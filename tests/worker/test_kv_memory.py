@@ -23,8 +23,10 @@ MODEL = LlamaConfig(
     max_position_embeddings=128,
     tie_word_embeddings=True,
     qkv_bias=False,
+    qk_norm=False,
     attention_output_bias=False,
     mlp_bias=False,
+    experts=None,
 )
 GIB = 1 << 30
 

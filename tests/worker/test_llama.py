@@ -37,6 +37,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "yarn with mscale": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
     "mistral": {"family": "mistral"},
     "qwen2": {"family": "qwen2"},
+    "qwen3 with biases": {"family": "qwen3", "attention_bias": True, "head_dim": 32},
+    "mixtral": {"family": "mixtral"},
+    "mixtral, experts fused": {"family": "mixtral", "save_original_format": False},
+    "qwen2_moe": {"family": "qwen2_moe"},
+    "qwen2_moe without biases": {"family": "qwen2_moe", "qkv_bias": False, "norm_topk_prob": True},
+    "qwen3_moe": {"family": "qwen3_moe"},
+    "qwen3_moe, experts fused, sharded": {
+        "family": "qwen3_moe",
+        "save_original_format": False,
+        "max_shard_size": "60KB",
+        "norm_topk_prob": False,
+    },
+    "every second layer with experts": {"family": "qwen3_moe", "decoder_sparse_step": 2},
+    "some layers without experts": {"family": "qwen2_moe", "mlp_only_layers": [0, 2]},
 }
 
 

@@ -19,6 +19,7 @@ from tests.support.plan_driver import PlanDriver
 from tests.support.tiny_checkpoints import make_checkpoint
 from tests.support.tiny_runner import POISON, VOCAB_SIZE, load, make_prompts
 from worker_svc import prompt_scores
+from worker_svc.sampler import NOT_FINITE
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,6 @@ def test_a_prompt_without_numbers_fails_alone(tmp_path):
     prompts[1][11] = POISON
     driver = PlanDriver(load(tmp_path, dtype="float32", cpu_kernels="torch"), max_chunk=16)
     outputs = driver.generate(prompts, 4, [asking(1)] * 3)
-    assert driver.failures == {1: "the model's logits are not finite numbers"}
+    assert driver.failures == {1: NOT_FINITE}
     assert outputs[1] == []
     assert [len(joined(driver.prompt_logprobs[index]).logprobs) for index in (0, 2)] == [29, 39]

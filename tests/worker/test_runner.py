@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
-from pageloom.plan import Admission, BatchPlan
+from pageloom.plan import Admission, BatchPlan, Failure
 from pageloom.sampling_params import SamplingParams
 from tests.support.plan_driver import GREEDY, PlanDriver
 from tests.support.reference_model import reference_greedy
 from tests.support.tiny_checkpoints import make_checkpoint
 from worker_svc.runner import ModelRunner, load_runner
+from worker_svc.sampler import NOT_FINITE
 from worker_svc.slots import PlanError
 
 POISON = 13
@@ -112,7 +113,7 @@ def test_one_poisoned_request_fails_alone(tmp_path):
     prompts[1][11] = POISON
     driver = drive(runner, max_chunk=16)
     outputs = driver.generate(prompts, 8, sampling)
-    assert driver.failures == {1: "the model's logits are not finite numbers"}
+    assert driver.failures == {1: NOT_FINITE}
     assert outputs[1] == []
     assert [outputs[i] for i in (0, 2, 3, 4)] == [alone[i] for i in (0, 2, 3, 4)]
 
@@ -122,7 +123,7 @@ def test_tokens_outside_the_vocabulary_fail_alone(tiny):
     alone = drive(tiny).generate(prompts[1:], 5)
     driver = drive(tiny)
     assert driver.generate([[1, VOCAB_SIZE, 2], prompts[1]], 5) == [[], *alone]
-    assert driver.failures == {0: f"a token id is outside the model's vocabulary of {VOCAB_SIZE}"}
+    assert driver.failures == {0: Failure(f"a token id is outside the model's vocabulary of {VOCAB_SIZE}")}
 
 
 def test_a_grammar_that_cannot_be_used_fails_alone(tiny):
@@ -132,7 +133,7 @@ def test_a_grammar_that_cannot_be_used_fails_alone(tiny):
     expected = drive(tiny).generate(prompts, 5)
     driver = drive(tiny)
     assert driver.generate(prompts, 5, sampling) == [expected[0], [], expected[2]]
-    assert driver.failures == {1: "this model's worker cannot follow a grammar; its log says why"}
+    assert driver.failures == {1: Failure("this model's worker cannot follow a grammar; its log says why", "grammar")}
 
 
 def test_allowed_tokens_in_a_batch(tiny):

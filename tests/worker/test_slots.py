@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pageloom.plan import Admission, BatchPlan
+from pageloom.plan import Admission, BatchPlan, Failure
 from pageloom.sampling_params import SamplingParams
 from worker_svc.batch_inputs import build_batch_inputs
 from worker_svc.slots import PlanError, SlotTable
@@ -47,7 +47,7 @@ class Plans:
         runs, failures = self.table.select_runs(batch)
         assert failures == {}
         drawn = runs.draw_slots[runs.draw_slots != failing]
-        self.table.advance(runs, drawn, np.full(len(drawn), 99))
+        self.table.advance(runs, drawn, np.ones_like(drawn), np.full(len(drawn), 99))
         assert sorted(runs.lens == 1, reverse=True) == (runs.lens == 1).tolist(), "one-token runs come first"
         return dict(zip(runs.slots.tolist(), runs.lens.tolist(), strict=True)), set(drawn.tolist())
 
@@ -124,7 +124,7 @@ def test_tokens_outside_the_vocabulary_fail_their_slot_only():
     assert [admission.slot for admission in table.apply(plan)] == [1]
     runs, failures = table.select_runs(plan)
     assert runs.slots.tolist() == [1]
-    assert failures == {0: "a token id is outside the model's vocabulary of 100"}
+    assert failures == {0: Failure("a token id is outside the model's vocabulary of 100")}
 
 
 def take(table: SlotTable, plan: BatchPlan) -> None:

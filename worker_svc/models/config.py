@@ -8,6 +8,22 @@ from worker_svc.models.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts: several small feed-forward networks, of which each token takes a few."""
+
+    num_experts: int
+    num_experts_per_token: int
+    # Of each expert.
+    intermediate_size: int
+    # Whether the probabilities of the chosen experts are scaled to a sum of 1.
+    normalize_weights: bool
+    # Of the network that every token takes beside its experts; None: there is none.
+    shared_intermediate_size: int | None
+    # Indices of the layers with experts. The others have one network of LlamaConfig.intermediate_size.
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
     """Hyperparameters under Hugging Face's names, where they have one."""
 
@@ -24,5 +40,9 @@ class LlamaConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool
+    # Whether each head of queries and keys is normalized before it is rotated (Qwen3).
+    qk_norm: bool
     attention_output_bias: bool
     mlp_bias: bool
+    # None: no layer has any.
+    experts: ExpertsConfig | None

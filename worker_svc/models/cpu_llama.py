@@ -11,16 +11,20 @@ from pageloom_kernels import AttentionBatch
 from pageloom_kernels.cpu.engine import (
     HEAD_DIM_MULTIPLE,
     PAGE_TOKENS,
+    ExpertsWeights,
     LayerWeights,
     LinearWeights,
+    MlpWeights,
     ModelWeights,
     PackedMatrix,
+    SharedExpertWeights,
     StepEngine,
     WeightStore,
 )
 from pageloom_kernels.cpu.library import NoCpuLibrary
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.models.config import LlamaConfig
+from worker_svc.models.feed_forward import DenseMlp, MixtureMlp
 from worker_svc.models.layers import Linear
 from worker_svc.models.llama import EMBEDDING, Llama, LlamaLayer
 from worker_svc.models.model import Destination
@@ -58,7 +62,7 @@ class CpuLlama:
                 linear.weight.shape[1],
                 _PRECISE_CODES if linear in precise else 1,
             )
-            for linear, names, sizes in self._loading.linears()
+            for linear, names, sizes in (*self._loading.linears(), *self._loading.expert_linears())
         }
         self._engine: StepEngine | None = None
 
@@ -120,11 +124,35 @@ class CpuLlama:
         return LayerWeights(
             attention_norm=layer.attention_norm,
             qkv=self._pack(layer.qkv),
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
             output=self._pack(layer.output),
             mlp_norm=layer.mlp_norm,
-            gate_up=self._pack(layer.gate_up),
-            down=self._pack(layer.down),
+            mlp=self._pack_mlp(layer.mlp) if isinstance(layer.mlp, DenseMlp) else self._pack_experts(layer.mlp),
         )
+
+    def _pack_mlp(self, mlp: DenseMlp) -> MlpWeights:
+        return MlpWeights(gate_up=self._pack(mlp.gate_up), down=self._pack(mlp.down))
+
+    def _pack_experts(self, mlp: MixtureMlp) -> ExpertsWeights:
+        shared = None
+        if mlp.shared is not None:
+            shared = SharedExpertWeights(
+                gate_up=self._pack(mlp.shared.gate_up).matrix,
+                down=self._pack(mlp.shared.down).matrix,
+                gate=self._pack(mlp.shared_gate).matrix,
+            )
+        weights = ExpertsWeights(
+            experts_per_token=mlp.config.num_experts_per_token,
+            normalize_weights=mlp.config.normalize_weights,
+            router=self._pack(mlp.router).matrix,
+            gate_up=tuple(self._pack(gate_up).matrix for gate_up, _ in mlp.experts),
+            down=tuple(self._pack(down).matrix for _, down in mlp.experts),
+            shared=shared,
+        )
+        # What the experts were views of.
+        mlp.gate_up, mlp.down = mlp.gate_up.new_empty(0), mlp.down.new_empty(0)
+        return weights
 
     def _pack(self, linear: Linear) -> LinearWeights:
         matrix = self._quantized[linear] or self._store.pack(linear.weight)
@@ -144,5 +172,7 @@ def check_shape(config: LlamaConfig, block_size: int) -> None:
         raise NoCpuLibrary(
             f"they take heads of {HEAD_DIM_MULTIPLE} dimensions or a multiple, and the model's have {config.head_dim}"
         )
-    if config.hidden_size % 2 or config.intermediate_size % 2:
+    experts = config.experts
+    expert_sizes = () if experts is None else (experts.intermediate_size, experts.shared_intermediate_size or 0)
+    if any(size % 2 for size in (config.hidden_size, config.intermediate_size, *expert_sizes)):
         raise NoCpuLibrary("they take hidden states of an even size only")

@@ -1,4 +1,4 @@
-"""A Llama, top to bottom: also Mistral and Qwen2, which differ in their configuration only."""
+"""A Llama, top to bottom. Mistral, Mixtral and the Qwens differ from it in their configuration only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pageloom_kernels import AttentionBatch, paged_attention, rms_norm, rotary_write_kv, silu_mul
+from pageloom_kernels import AttentionBatch, paged_attention, rms_norm, rotary_write_kv
 from worker_svc.models.config import LlamaConfig
+from worker_svc.models.feed_forward import NamedLinear, make_mlp
 from worker_svc.models.layers import Linear
 from worker_svc.models.rope import rotary_tables
 from worker_svc.parallel.ranks import ALONE, Ranks
@@ -38,7 +39,9 @@ class Llama:
         # Without it the stage neither embeds nor is its head the embedding.
         num_embedded = config.vocab_size if ranks.layout.is_first or (is_tied and is_last) else 0
         self.embedding = torch.empty(num_embedded, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [LlamaLayer(config, ranks, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.layers = [
+            LlamaLayer(config, index, ranks, dtype=dtype, device=device) for index in range(config.num_layers)
+        ]
         self.norm = torch.empty(config.hidden_size if is_last else 0, dtype=dtype, device=device)
         # None: the head is the embedding, which stays as it is because rows are looked up in it.
         self.head = None
@@ -90,30 +93,34 @@ class Llama:
             destinations |= layer.destinations(f"model.layers.{index}.")
         return destinations
 
-    def linears(self) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """Each linear with the names of the modules that lie below each other in it, and their outputs."""
+    def linears(self) -> Iterator[NamedLinear]:
+        """All that a step multiplies by as they are."""
         if self.head is not None:
             yield self.head, ["lm_head"], [self.config.vocab_size]
         for index, layer in enumerate(self.layers):
             yield from layer.linears(f"model.layers.{index}.")
 
+    def expert_linears(self) -> Iterator[NamedLinear]:
+        """Those of the experts, which a step multiplies by together."""
+        for index, layer in enumerate(self.layers):
+            yield from layer.expert_linears(f"model.layers.{index}.")
+
     def finish_loading(self) -> None:
         """Puts the loaded weights into the layout that the device multiplies fastest."""
-        for layer in self.layers:
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                linear.pack()
-        if self.head is not None:
-            self.head.pack()
+        for linear, _, _ in self.linears():
+            linear.pack()
 
 
 class LlamaLayer:
     """Attention and feed-forward network, each behind its norm."""
 
-    def __init__(self, config: LlamaConfig, ranks: Ranks, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: LlamaConfig, index: int, ranks: Ranks, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.config = config
         self._ranks = ranks
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
 
         def linear(in_features: int, out_features: int, bias: bool) -> Linear:
             return Linear(in_features, out_features, bias=bias, dtype=dtype, device=device)
@@ -122,8 +129,11 @@ class LlamaLayer:
         self.qkv = linear(hidden, query_size + 2 * kv_size, config.qkv_bias)
         self.output = linear(query_size, hidden, config.attention_output_bias)
         self.mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
-        self.gate_up = linear(hidden, 2 * inner, config.mlp_bias)
-        self.down = linear(inner, hidden, config.mlp_bias)
+        self.mlp = make_mlp(config, index, dtype=dtype, device=device)
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = torch.empty(config.head_dim, dtype=dtype, device=device)
+            self.key_norm = torch.empty_like(self.query_norm)
         self._qkv_sizes = [query_size, kv_size, kv_size]
 
     def forward(
@@ -134,16 +144,23 @@ class LlamaLayer:
         hidden, residual = rms_norm(hidden, self.attention_norm, eps=eps, residual=residual)
         hidden = self._attend(hidden, cos, sin, kv_cache, batch)
         hidden, residual = rms_norm(hidden, self.mlp_norm, eps=eps, residual=residual)
-        return self._ranks.sum(self.down(silu_mul(self.gate_up(hidden)))), residual
+        return self._ranks.sum(self.mlp(hidden)), residual
 
     def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> Tensor:
         head_dim = self.config.head_dim
         query, key, value = (
             part.view(len(hidden), -1, head_dim) for part in torch.split(self.qkv(hidden), self._qkv_sizes, dim=-1)
         )  # [tokens, heads, head_dim]
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self._normalize(query, self.query_norm), self._normalize(key, self.key_norm)
         query = rotary_write_kv(query, key, value, cos, sin, kv_cache, batch)
         attended = paged_attention(query, kv_cache, batch, scale=head_dim**-0.5)
         return self._ranks.sum(self.output(attended.flatten(1)))
+
+    def _normalize(self, heads: Tensor, weight: Tensor) -> Tensor:
+        """Each head by itself: [tokens, heads, head_dim]."""
+        rows = heads.reshape(-1, heads.shape[-1])
+        return rms_norm(rows, weight, eps=self.config.rms_norm_eps)[0].view(heads.shape)
 
     def destinations(self, prefix: str) -> dict[str, Tensor]:
         """As Llama.destinations, for one layer."""
@@ -151,20 +168,25 @@ class LlamaLayer:
             f"{prefix}input_layernorm.weight": self.attention_norm,
             f"{prefix}post_attention_layernorm.weight": self.mlp_norm,
         }
-        for linear, names, sizes in self.linears(prefix):
+        if self.query_norm is not None and self.key_norm is not None:
+            destinations[f"{prefix}self_attn.q_norm.weight"] = self.query_norm
+            destinations[f"{prefix}self_attn.k_norm.weight"] = self.key_norm
+        for linear, names, sizes in (*self.linears(prefix), *self.expert_linears(prefix)):
             destinations |= _parts(linear, names, sizes)
         return destinations
 
-    def linears(self, prefix: str) -> list[tuple[Linear, list[str], list[int]]]:
+    def linears(self, prefix: str) -> list[NamedLinear]:
         """As Llama.linears, for one layer."""
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        attention = f"{prefix}self_attn."
         return [
             (self.qkv, [f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"], self._qkv_sizes),
-            (self.output, [f"{attention}o_proj"], [hidden]),
-            (self.gate_up, [f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner]),
-            (self.down, [f"{mlp}down_proj"], [hidden]),
+            (self.output, [f"{attention}o_proj"], [self.config.hidden_size]),
+            *self.mlp.linears(f"{prefix}mlp."),
         ]
+
+    def expert_linears(self, prefix: str) -> list[NamedLinear]:
+        """As Llama.expert_linears, for one layer."""
+        return self.mlp.expert_linears(f"{prefix}mlp.")
 
 
 def _parts(linear: Linear, names: Sequence[str], sizes: list[int]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pageloom.errors import InvalidConfig
-from worker_svc.models.config import LlamaConfig
+from worker_svc.models.config import ExpertsConfig, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,18 @@ class Layout:
             num_heads=config.num_heads // self.tensor_size,
             num_kv_heads=max(1, config.num_kv_heads // self.tensor_size),
             intermediate_size=config.intermediate_size // self.tensor_size,
+            experts=None if config.experts is None else self._local_experts(config.experts, config.num_layers),
+        )
+
+    def _local_experts(self, experts: ExpertsConfig, num_layers: int) -> ExpertsConfig:
+        """Of each expert a part, and not some experts whole: so every rank has the same to do, whichever a token takes,
+        and the one sum that a layer needs anyway is enough."""
+        layers, shared_size = self.layers(num_layers), experts.shared_intermediate_size
+        return replace(
+            experts,
+            intermediate_size=experts.intermediate_size // self.tensor_size,
+            shared_intermediate_size=None if shared_size is None else shared_size // self.tensor_size,
+            layers=frozenset(index - layers.start for index in experts.layers if index in layers),
         )
 
 
@@ -99,4 +111,12 @@ def _divides(size: int, config: LlamaConfig) -> bool:
 
 
 def _inner_sizes(config: LlamaConfig) -> list[int]:
-    return [config.intermediate_size]
+    experts = config.experts
+    if experts is None:
+        return [config.intermediate_size]
+    sizes = [experts.intermediate_size]
+    if experts.shared_intermediate_size is not None:
+        sizes.append(experts.shared_intermediate_size)
+    if len(experts.layers) < config.num_layers:
+        sizes.append(config.intermediate_size)
+    return sizes

@@ -46,8 +46,8 @@ def _lead(config: WorkerConfig, link: ParentLink, group: Group) -> None:
 def _follow(config: WorkerConfig, group: Group) -> None:
     from pageloom.model_files import locate_model
     from worker_svc.loader import open_checkpoint
+    from worker_svc.model_part import load_part
     from worker_svc.parallel.follower import follow
-    from worker_svc.runner import load_part
 
     checkpoint = open_checkpoint(locate_model(config.model))
     part = load_part(config, checkpoint, lambda _done_bytes, _total_bytes: None, group)

@@ -30,15 +30,45 @@ class LinearWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One layer: queries, keys and values are below each other in `qkv`, gate and up in `gate_up`."""
+class MlpWeights:
+    """One feed-forward network; gate and up are below each other in `gate_up`."""
 
-    attention_norm: Tensor  # [hidden_size] bfloat16
-    qkv: LinearWeights
-    output: LinearWeights
-    mlp_norm: Tensor  # [hidden_size] bfloat16
     gate_up: LinearWeights
     down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertWeights:
+    """A network that every token takes, scaled by the one output of `gate`. There are no biases."""
+
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    gate: PackedMatrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsWeights:
+    """A mixture of networks, each with gate and up below each other in its `gate_up`. There are no biases."""
+
+    experts_per_token: int
+    normalize_weights: bool
+    router: PackedMatrix
+    gate_up: tuple[PackedMatrix, ...]
+    down: tuple[PackedMatrix, ...]
+    shared: SharedExpertWeights | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer; queries, keys and values are below each other in `qkv`. Norms are bfloat16."""
+
+    attention_norm: Tensor  # [hidden_size]
+    qkv: LinearWeights
+    query_norm: Tensor | None  # [head_dim], of each head by itself
+    key_norm: Tensor | None
+    output: LinearWeights
+    mlp_norm: Tensor  # [hidden_size]
+    mlp: MlpWeights | ExpertsWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +151,9 @@ class StepEngine:
         self._store = store
         self._pool = store.pool
         self._functions = store.pool.library.functions
-        # The library keeps pointers into it.
-        self._weights = weights
-        self._handle = _allocated(
-            self._functions.pageloom_model_create(self._pool.handle, ctypes.byref(_model_spec(weights)))
-        )
+        # The library keeps pointers into both.
+        self._weights, self._spec = weights, _model_spec(weights)
+        self._handle = _allocated(self._functions.pageloom_model_create(self._pool.handle, ctypes.byref(self._spec)))
         weakref.finalize(self, self._functions.pageloom_model_free, self._handle).atexit = False
 
     def forward(
@@ -173,6 +201,22 @@ def attention_batch(batch: AttentionBatch, block_size: int) -> structs.Attention
     )
 
 
+def experts_struct(experts: ExpertsWeights) -> structs.Experts:
+    """The same mixture for the library; its matrices are pointed to."""
+    shared = experts.shared
+    return structs.Experts(
+        num_experts=len(experts.down),
+        experts_per_token=experts.experts_per_token,
+        normalize_weights=experts.normalize_weights,
+        router=experts.router.handle,
+        gate_up=(ctypes.c_void_p * len(experts.gate_up))(*[matrix.handle for matrix in experts.gate_up]),
+        down=(ctypes.c_void_p * len(experts.down))(*[matrix.handle for matrix in experts.down]),
+        shared_gate_up=None if shared is None else shared.gate_up.handle,
+        shared_down=None if shared is None else shared.down.handle,
+        shared_gate=None if shared is None else shared.gate.handle,
+    )
+
+
 def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor) -> structs.StepInputs:
     return structs.StepInputs(
         num_rows=len(token_ids),
@@ -186,24 +230,14 @@ def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, outp
 
 
 def _model_spec(weights: ModelWeights) -> structs.ModelSpec:
-    layers = [
-        structs.Layer(
-            attention_norm=layer.attention_norm.data_ptr(),
-            qkv=_linear(layer.qkv),
-            output=_linear(layer.output),
-            mlp_norm=layer.mlp_norm.data_ptr(),
-            gate_up=_linear(layer.gate_up),
-            down=_linear(layer.down),
-        )
-        for layer in weights.layers
-    ]
+    layers = [_layer(layer) for layer in weights.layers]
     return structs.ModelSpec(
         num_layers=len(layers),
         num_heads=weights.num_heads,
         num_kv_heads=weights.num_kv_heads,
         head_dim=weights.head_dim,
         hidden_size=weights.embedding.in_features,
-        intermediate_size=weights.layers[0].down.matrix.in_features,
+        intermediate_size=max(_intermediate_size(layer.mlp) for layer in weights.layers),
         rms_norm_eps=weights.rms_norm_eps,
         layers=(structs.Layer * len(layers))(*layers),
         embedding=weights.embedding.handle,
@@ -214,9 +248,32 @@ def _model_spec(weights: ModelWeights) -> structs.ModelSpec:
     )
 
 
+def _layer(layer: LayerWeights) -> structs.Layer:
+    spec = structs.Layer(
+        attention_norm=layer.attention_norm.data_ptr(),
+        qkv=_linear(layer.qkv),
+        query_norm=_optional_pointer(layer.query_norm),
+        key_norm=_optional_pointer(layer.key_norm),
+        output=_linear(layer.output),
+        mlp_norm=layer.mlp_norm.data_ptr(),
+    )
+    if isinstance(layer.mlp, ExpertsWeights):
+        spec.experts = ctypes.pointer(experts_struct(layer.mlp))
+    else:
+        spec.gate_up, spec.down = _linear(layer.mlp.gate_up), _linear(layer.mlp.down)
+    return spec
+
+
+def _intermediate_size(mlp: MlpWeights | ExpertsWeights) -> int:
+    return 0 if isinstance(mlp, ExpertsWeights) else mlp.down.matrix.in_features
+
+
 def _linear(weights: LinearWeights) -> structs.Linear:
-    bias = None if weights.bias is None else weights.bias.data_ptr()
-    return structs.Linear(matrix=weights.matrix.handle, bias=bias)
+    return structs.Linear(matrix=weights.matrix.handle, bias=_optional_pointer(weights.bias))
+
+
+def _optional_pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _rows(hidden: Tensor) -> tuple[int, int]:

@@ -51,6 +51,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)),
     "silu_mul": (None, (c_void_p, c_int64, c_int64, c_void_p)),
+    "expert_mlp": (c_bool, (c_void_p, POINTER(structs.Experts), c_void_p, c_int64, c_void_p)),
     "rotary_write": (None, (POINTER(structs.RotaryWrite), c_void_p, c_void_p, c_int64, c_int64)),
     "attention": (
         c_bool,

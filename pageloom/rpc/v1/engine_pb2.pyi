@@ -82,7 +82,7 @@ class TokensGenerated(_message.Message):
     def __init__(self, first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ChoiceFinished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "num_output_tokens", "num_cached_tokens", "error_message", "timeline", "embedding")
+    __slots__ = ("reason", "stop_token_id", "num_output_tokens", "num_cached_tokens", "error_message", "timeline", "embedding", "error_param")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class ChoiceFinished(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    ERROR_PARAM_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
     stop_token_id: int
     num_output_tokens: int
@@ -97,7 +98,8 @@ class ChoiceFinished(_message.Message):
     error_message: str
     timeline: Timeline
     embedding: bytes
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., error_message: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., embedding: _Optional[bytes] = ...) -> None: ...
+    error_param: str
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., error_message: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., embedding: _Optional[bytes] = ..., error_param: _Optional[str] = ...) -> None: ...
 
 class Timeline(_message.Message):
     __slots__ = ("waits", "runs", "first_token_s", "finished_s")

@@ -6,7 +6,7 @@ import pytest
 
 from pageloom.errors import EngineError
 from pageloom.outputs import ChoiceFinished, FinishReason, TokenLogprobs
-from pageloom.plan import StepResult
+from pageloom.plan import Failure, StepResult
 from scheduler_svc.core import Committed, Scheduler, invariants
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.scheduler.core.paper_world import PaperWorld
@@ -94,8 +94,8 @@ class TestEnds:
 class TestTokens:
     def test_they_are_numbered_from_the_first_output_token(self):
         tokens = bring(started(resume=((0, (5, 6)),)), 7).tokens
-        assert (tokens.first_indexes.tolist(), tokens.token_ids.tolist()) == ([2], [7])
-        assert tokens.logprobs == {}
+        assert (tokens.indexes.tolist(), tokens.token_ids.tolist()) == ([2], [7])
+        assert tokens.logprobs == []
 
     def test_the_key_is_what_submit_returned(self):
         scheduler = Scheduler(make_limits())
@@ -110,9 +110,9 @@ class TestTokens:
     def test_log_probabilities_go_along(self):
         scheduler = started(logprobs=1)
         logprobs = TokenLogprobs(-0.5, (7,), (-0.5,))
-        result = StepResult(epoch=1, step=1, slots=(0,), token_ids=(7,), logprobs={0: logprobs})
+        result = StepResult(epoch=1, step=1, slots=(0,), token_ids=(7,), logprobs={0: (logprobs,)})
         tokens = scheduler.commit("a", result, 12.0).tokens
-        assert tokens.logprobs == {int(tokens.keys[0]): logprobs}
+        assert tokens.logprobs == [logprobs]
 
     def test_the_facts_of_a_finished_choice(self):
         (end,) = bring(started(prompt=5, max_tokens=1), 7).endings
@@ -131,6 +131,11 @@ class TestFailures:
         assert (failed.reason, failed.error_message) == (FinishReason.ERROR, "no numbers")
         world.drain()
         assert world.scheduler.stats().num_finished[FinishReason.LENGTH] == 2
+
+    def test_the_field_at_fault_is_told(self):
+        failed = StepResult(epoch=1, step=1, failures={0: Failure("it is too ambiguous", "grammar")})
+        (ending,) = started().commit("a", failed, 12.0).endings
+        assert (ending.event.error_message, ending.event.error_param) == ("it is too ambiguous", "grammar")
 
     def test_a_chunk_that_draws_nothing_may_fail_too(self):
         world = make_world(make_limits(max_num_batched_tokens=4))
@@ -248,13 +253,19 @@ class TestResultsThatDoNotFit:
         ("result", "says"),
         [
             (StepResult(epoch=1, step=1), "0 tokens for slots"),
-            (StepResult(epoch=1, step=1, slots=(1,), token_ids=(5,)), r"slots \[1\]; one was due for each of \[0\]"),
+            (StepResult(epoch=1, step=1, slots=(1,), token_ids=(5,)), r"slots \[1\]; some were due for each of \[0\]"),
             (StepResult(epoch=1, step=1, slots=(0, 1), token_ids=(5, 5)), r"slots \[0, 1\]"),
             (StepResult(epoch=1, step=1, slots=(0, 0), token_ids=(5, 6)), "2 tokens"),
             (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5, 6)), "2 tokens"),
             (StepResult(epoch=1, step=1, slots=(0,), token_ids=(40,)), "outside the vocabulary of 40"),
-            (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={0: "no"}), r"due for each of \[\]"),
-            (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={3: "no"}), "not all of them ran"),
+            (
+                StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={0: Failure("no")}),
+                r"due for each of \[\]",
+            ),
+            (
+                StepResult(epoch=1, step=1, slots=(0,), token_ids=(5,), failures={3: Failure("no")}),
+                "not all of them ran",
+            ),
         ],
     )
     def test_one_that_does_not_answer_its_plan_changes_nothing(self, result: StepResult, says: str):

@@ -11,7 +11,7 @@ import pytest
 
 from pageloom.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from pageloom.outputs import FinishReason
-from pageloom.plan import BatchPlan, StepResult
+from pageloom.plan import BatchPlan, Failure, StepResult
 from pageloom.policies import Pooling
 from scheduler_svc.core import Scheduler, worker_group
 from tests.scheduler.core.builders import make_limits, make_request, make_world
@@ -226,5 +226,5 @@ class TestResultsThatDoNotFit:
 
     def test_a_failed_run_needs_none(self):
         scheduler, _ = self.start()
-        (ending,) = scheduler.commit("a", StepResult(epoch=1, step=1, failures={0: "no numbers"}), 0.0).endings
+        (ending,) = scheduler.commit("a", StepResult(epoch=1, step=1, failures={0: Failure("no numbers")}), 0.0).endings
         assert (ending.event.reason, ending.event.embedding) == (FinishReason.ERROR, b"")

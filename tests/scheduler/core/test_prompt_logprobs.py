@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pageloom.errors import EngineError
-from pageloom.plan import BatchPlan, StepResult
+from pageloom.plan import BatchPlan, Failure, StepResult
 from scheduler_svc.core import Scheduler
 from tests.scheduler.core.builders import make_limits, make_request, make_world
 from tests.support.paper_model import PaperWorker, paper_hello
@@ -173,7 +173,7 @@ class TestResultsThatDoNotFit:
 
     def test_a_failed_run_needs_none(self):
         scheduler, result = self.start()
-        failed = StepResult(epoch=1, step=1, failures={0: "no numbers"})
+        failed = StepResult(epoch=1, step=1, failures={0: Failure("no numbers")})
         committed = scheduler.commit("a", failed, 0.0)
         assert (committed.prompt_logprobs, len(committed.endings)) == ((), 1)
         assert result.prompt_logprobs

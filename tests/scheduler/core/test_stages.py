@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from pageloom.plan import BatchPlan
@@ -87,6 +89,6 @@ def test_a_prompt_runs_where_a_decode_would_wait():
     # The prompt goes on in every step, the decode in every second one.
     with_decode = [0 in slots for slots, _ in seen]
     assert all(1 in slots for slots, _ in seen[1:])
-    assert not any(first and second for first, second in zip(with_decode, with_decode[1:], strict=False))
+    assert not any(first and second for first, second in itertools.pairwise(with_decode))
     assert any(with_decode[1:])
     world.drain()

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from pageloom.plan import WorkerHello
 from pageloom.policies import Pooling, SchedulingPolicy
 from tests.scheduler.core.builders import make_limits, make_request
 from tests.scheduler.core.paper_world import PaperWorld
@@ -20,12 +21,14 @@ STEMS = ((2, 3, 4, 5, 6, 7, 8, 9) * 2, (2, 3, 4, 5, 7, 7, 7, 7) * 2, (7,) * 16)
 class CoreMachine(RuleBasedStateMachine):
     world: PaperWorld
     num_stages: int
+    max_num_draft_tokens: int
 
     @initialize(
         max_num_batched_tokens=st.sampled_from((1, 5, 32)),
         caching=st.booleans(),
         depth=st.sampled_from((2, 1)),
         num_stages=st.sampled_from((1, 2, 3)),
+        max_num_draft_tokens=st.sampled_from((0, 3)),
         scheduling_policy=st.sampled_from(SchedulingPolicy),
     )
     def begin(
@@ -34,6 +37,7 @@ class CoreMachine(RuleBasedStateMachine):
         caching: bool,
         depth: int,
         num_stages: int,
+        max_num_draft_tokens: int,
         scheduling_policy: SchedulingPolicy,
     ) -> None:
         limits = make_limits(
@@ -45,7 +49,17 @@ class CoreMachine(RuleBasedStateMachine):
         )
         self.world = PaperWorld(limits)
         self.num_stages = num_stages
-        self.world.attach(paper_hello("a", block_size=2, num_blocks=12, num_stages=num_stages))
+        self.max_num_draft_tokens = max_num_draft_tokens
+        self.world.attach(self._hello("a"))
+
+    def _hello(self, worker_id: str) -> WorkerHello:
+        return paper_hello(
+            worker_id,
+            block_size=2,
+            num_blocks=12,
+            num_stages=self.num_stages,
+            max_num_draft_tokens=self.max_num_draft_tokens,
+        )
 
     @rule(
         stem=st.sampled_from(STEMS),
@@ -91,7 +105,7 @@ class CoreMachine(RuleBasedStateMachine):
         if worker_id in self.world.workers:
             self.world.lose(worker_id)
         else:
-            self.world.attach(paper_hello(worker_id, block_size=2, num_blocks=12, num_stages=self.num_stages))
+            self.world.attach(self._hello(worker_id))
 
     @rule(worker_id=WORKERS)
     def drain_worker(self, worker_id: str) -> None:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention_plan.h"
+#include "experts.h"
 #include "kernels.h"
 #include "matrix.h"
 #include "memory.h"
@@ -166,6 +167,14 @@ PAGELOOM_EXPORT void pageloom_rms_norm(const bf16* x, bf16* residual, const bf16
 
 PAGELOOM_EXPORT void pageloom_silu_mul(const bf16* gate_up, int64_t num_rows, int64_t width, bf16* out) {
   silu_mul_rows(gate_up, width, 0, num_rows, out);
+}
+
+PAGELOOM_EXPORT bool pageloom_expert_mlp(ThreadPool* pool, const Experts* experts, const bf16* x, int64_t num_rows,
+                                         bf16* out) {
+  return succeeds([&] {
+    const ThreadPool::Step step(*pool);
+    ExpertMlp(*pool).forward(*experts, x, num_rows, out);
+  });
 }
 
 PAGELOOM_EXPORT void pageloom_rotary_write(const RotaryWrite* layer, bf16* qkv, bf16* kv, int64_t first,

@@ -14,7 +14,8 @@ Model::Model(ThreadPool& pool, const ModelSpec& spec)
       layers_(spec.layers, spec.layers + spec.num_layers),
       shape_{spec.num_heads, spec.num_kv_heads, spec.head_dim, 1.0f / std::sqrt(static_cast<float>(spec.head_dim))},
       qkv_size_(int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim),
-      query_size_(int64_t{spec.num_heads} * spec.head_dim) {
+      query_size_(int64_t{spec.num_heads} * spec.head_dim),
+      experts_(pool) {
   spec_.layers = layers_.data();
 }
 
@@ -36,7 +37,11 @@ void Model::forward(const StepInputs& step, bf16* const* kv, bf16* hidden) {
     }
     multiply(layer.output, inner_.as<bf16>(), num_rows, delta_.as<bf16>());
     normalize(delta_.as<bf16>(), layer.mlp_norm, num_rows, normalized_.as<bf16>());
-    feed_forward(layer, num_rows);
+    if (layer.experts != nullptr) {
+      experts_.forward(*layer.experts, normalized_.as<bf16>(), num_rows, delta_.as<bf16>());
+    } else {
+      feed_forward(layer, num_rows);
+    }
     delta = delta_.as<bf16>();
   }
   normalize(delta, spec_.norm, num_rows, hidden);
@@ -72,10 +77,19 @@ void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, cons
                            .slot_mapping = step.slot_mapping,
                            .num_rows = step.num_rows};
   for_row_groups(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+    if (layer.query_norm != nullptr) {
+      for (int64_t row = first; row < last; ++row) normalize_heads(layer, qkv + row * qkv_size_);
+    }
     rotary_write_rows(rotary, qkv, kv, first, last);
   });
   scratch_.reserve(plan.scratch_bytes());
   attend(pool_, plan, qkv, qkv_size_, kv, inner_.as<bf16>(), query_size_, scratch_.as<void>());
+}
+
+void Model::normalize_heads(const Layer& layer, bf16* qkv) {
+  bf16* keys = qkv + query_size_;
+  rms_norm_rows(nullptr, qkv, layer.query_norm, spec_.rms_norm_eps, spec_.head_dim, 0, spec_.num_heads, qkv);
+  rms_norm_rows(nullptr, keys, layer.key_norm, spec_.rms_norm_eps, spec_.head_dim, 0, spec_.num_kv_heads, keys);
 }
 
 // Leaves the rows that are asked for, in their order, in inner_ and residual_.

@@ -1,0 +1,85 @@
+"""Reading a JSON body within limits: its type, its size while it arrives, its shape before it is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import BodyError
+from gateway.requests.limits import check_limits
+from pageloom.config import GatewayConfig
+from pageloom.errors import InvalidRequest
+from pageloom.json_shape import excess_of
+
+
+class JsonRoute(APIRoute):
+    """A FastAPI route whose body is read by `JsonRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+class JsonRequest(Request):
+    async def body(self) -> bytes:
+        """Raises BodyError: 415 for another content type, 413 for a body over the limit."""
+        if not hasattr(self, "_body"):
+            self._require_json()
+            self._body = await self._read(self._config.max_body_bytes)
+        return self._body
+
+    async def json(self) -> Any:
+        """Raises BodyError (400) unless the body is JSON of bearable shape, and no part of it is too large."""
+        body, limits = await self.body(), self._config.limits
+        if excess := excess_of(body, limits.max_json_depth):
+            raise BodyError(400, f"the request body is not accepted: {excess}", code="invalid_json")
+        try:
+            value = orjson.loads(body)
+            if isinstance(value, dict):
+                check_limits(value, limits)
+        except orjson.JSONDecodeError as error:
+            raise BodyError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from None
+        except InvalidRequest as error:
+            raise BodyError(400, error.message, code=error.code, param=error.param) from None
+        return value
+
+    @property
+    def _config(self) -> GatewayConfig:
+        config: GatewayConfig = self.app.state.gateway.config
+        return config
+
+    def _require_json(self) -> None:
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise BodyError(415, f"content-type must be application/json, not {kind or 'absent'}", close=True)
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            raise BodyError(415, f"content-encoding {encoding} is not accepted", close=True)
+
+    async def _read(self, max_bytes: int) -> bytes:
+        """A body that is a little too large is read to its end, but not kept: a client that is still
+        sending when the connection closes sees a reset instead of the answer."""
+        too_large = BodyError(413, f"the request body is larger than {max_bytes} bytes", close=True)
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > 2 * max_bytes:
+            raise too_large
+        body = bytearray()
+        num_bytes = 0
+        async for chunk in self.stream():
+            num_bytes += len(chunk)
+            if num_bytes > 2 * max_bytes:
+                raise too_large
+            if num_bytes <= max_bytes:
+                body += chunk
+        if num_bytes > max_bytes:
+            raise too_large
+        return bytes(body)

@@ -1,0 +1,1 @@
+"""OpenAI's shapes of requests and answers, and the encoders of the latter."""

@@ -1,0 +1,1 @@
+"""From a parsed request to what the engine is asked: prompts, sampling parameters, grammar."""

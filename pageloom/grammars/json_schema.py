@@ -1,0 +1,336 @@
+"""May this JSON schema shape an answer? A walk before anything is compiled, which bounds the schema, names what is
+not supported by its JSON pointer, and gives the schema back in one form: draft 2020-12, without annotations, with
+every reference pointing into the root's $defs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+import orjson
+
+from pageloom.errors import InvalidRequest
+from pageloom.grammars.disjoint_schemas import MAX_PAIRED, first_overlap
+from pageloom.grammars.endless_schemas import endless_definitions
+from pageloom.grammars.schema_keywords import (
+    ANNOTATIONS,
+    DEFINITIONS,
+    DIALECTS,
+    FORMATS,
+    NO_OPS,
+    OLD_REFERENCE_DIALECTS,
+    TYPES,
+    UNENFORCED_FORMATS,
+    UNSUPPORTED,
+)
+
+MAX_SCHEMA_DEPTH = 32
+MAX_SCHEMA_NODES = 10_000
+MAX_ENUM_VALUES = 1000
+MAX_ENUM_BYTES = 64 * 1024
+MAX_PATTERN_CHARS = 4096
+# Alternatives of oneOf that are compared with each other, each with at most MAX_PAIRED of its own.
+MAX_PAIRS = 10_000
+
+Schema = dict[str, Any] | bool
+# (value, pointer to it, depth) -> the value as it goes on.
+Handler = Callable[["_Walk", Any, str, int], object]
+
+
+def normalize_schema(schema: object, *, param: str, closed_objects: bool = False) -> Schema:
+    """The schema in the form that the grammar compiler gets. `closed_objects` forbids properties that are not
+    listed wherever the schema does not say.
+
+    Raises InvalidRequest, with `param` as its field and the JSON pointer of what is wrong in the message.
+    """
+    walk = _Walk(schema, param, closed_objects)
+    root = walk.schema(schema, "", 1)
+    definitions = walk.definitions()
+    walk.settle_one_of(definitions)
+    walk.refuse_endless(definitions)
+    if not definitions or isinstance(root, bool):
+        return root
+    return {**root, "$defs": definitions}
+
+
+class _Walk:
+    """One schema document on its way. `_owner` is the definition that is being walked, and `_in_place` what it
+    refers to without consuming a character, which must not lead back to it."""
+
+    def __init__(self, document: object, param: str, closed_objects: bool) -> None:
+        self._document = document
+        self._param = param
+        self._closed_objects = closed_objects
+        self._num_nodes = 0
+        self._num_enum_values = 0
+        self._num_enum_bytes = 0
+        self._num_pairs = 0
+        self._targets: list[str] = []
+        self._names: dict[str, str] = {}
+        self._owner = ""
+        self._at_top = True
+        self._in_place: dict[str, dict[str, str]] = {}
+        self._with_one_of: list[tuple[dict[str, Any], str]] = []
+        dialect = document.get("$schema") if isinstance(document, dict) else None
+        self._old_references = isinstance(dialect, str) and dialect.rstrip("#") in OLD_REFERENCE_DIALECTS
+
+    def refuse(self, pointer: str, reason: str) -> InvalidRequest:
+        return InvalidRequest(f"{self._param}: {reason} (at {pointer or '/'})", param=self._param)
+
+    def definitions(self) -> dict[str, Schema]:
+        """What has been referred to, by name; each is walked once, however often it is used."""
+        done: dict[str, Schema] = {}
+        # It grows meanwhile.
+        for pointer in self._targets:
+            name = self._names[pointer]
+            self._owner, self._at_top = name, True
+            done[name] = self.schema(self._resolve(pointer), pointer, 1)
+        self._refuse_empty_cycles()
+        return done
+
+    def settle_one_of(self, definitions: Mapping[str, Schema]) -> None:
+        """A grammar cannot count how many alternatives hold, so no two may hold together."""
+        for schema, pointer in self._with_one_of:
+            alternatives = schema.pop("oneOf")
+            self._num_pairs += min(len(alternatives), MAX_PAIRED) ** 2 // 2
+            if self._num_pairs > MAX_PAIRS:
+                raise self.refuse(f"{pointer}/oneOf", "the schema has too many alternatives in oneOf; use anyOf")
+            if overlap := first_overlap(alternatives, definitions):
+                reason = "the alternatives {} and {} of oneOf may both hold, so far as can be told; use anyOf"
+                raise self.refuse(f"{pointer}/oneOf", reason.format(*overlap))
+            if "anyOf" in schema:
+                schema.setdefault("allOf", []).append({"anyOf": alternatives})
+            else:
+                schema["anyOf"] = alternatives
+
+    def refuse_endless(self, definitions: Mapping[str, Schema]) -> None:
+        if endless := endless_definitions(definitions):
+            pointer = next(pointer for pointer, name in self._names.items() if name == endless[0])
+            raise self.refuse(pointer, "every value contains another one of the same schema, so none has an end")
+
+    def schema(self, schema: object, pointer: str, depth: int) -> Schema:
+        self._num_nodes += 1
+        if self._num_nodes > MAX_SCHEMA_NODES:
+            raise self.refuse(pointer, f"the schema has more than {MAX_SCHEMA_NODES} subschemas")
+        if depth > MAX_SCHEMA_DEPTH:
+            raise self.refuse(pointer, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self.refuse(pointer, f"a schema must be an object or a boolean, not {_kind(schema)}")
+        if self._old_references and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}
+        normal: dict[str, Any] = {}
+        for keyword, value in self._modern(schema, pointer).items():
+            self._keyword(keyword, value, pointer, depth, normal)
+        if "oneOf" in normal:
+            self._with_one_of.append((normal, pointer))
+        if self._closed_objects and "properties" in normal:
+            normal.setdefault("additionalProperties", False)
+        return normal
+
+    def _keyword(self, keyword: str, value: object, pointer: str, depth: int, normal: dict[str, Any]) -> None:
+        at = f"{pointer}/{_escaped(keyword)}"
+        handler = _HANDLERS.get(keyword)
+        if handler is not None:
+            kept = handler(self, value, at, depth)
+            if kept is not None or keyword == "const":
+                normal[keyword] = kept
+        elif keyword in UNSUPPORTED:
+            if not any(type(value) is type(no_op) and value == no_op for no_op in NO_OPS.get(keyword, ())):
+                raise self.refuse(at, f"the keyword {keyword!r} is not supported{UNSUPPORTED[keyword]}")
+        elif keyword in DEFINITIONS and not isinstance(value, dict):
+            raise self.refuse(at, f"{keyword} must be an object")
+        # Everything else is an annotation or unknown, which JSON Schema has us ignore.
+
+    def _modern(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
+        """The older spellings of tuples and of exclusive bounds in today's."""
+        keywords = {name: value for name, value in schema.items() if name not in ANNOTATIONS}
+        if isinstance(keywords.get("items"), list):
+            if "prefixItems" in keywords:
+                raise self.refuse(f"{pointer}/items", "items must be a schema beside prefixItems")
+            keywords["prefixItems"] = keywords.pop("items")
+            if "additionalItems" in keywords:
+                keywords["items"] = keywords["additionalItems"]
+        keywords.pop("additionalItems", None)
+        for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(flag := keywords.get(exclusive), bool):
+                del keywords[exclusive]
+                if flag and inclusive in keywords:
+                    keywords[exclusive] = keywords.pop(inclusive)
+        return keywords
+
+    def dialect(self, value: object, pointer: str, _depth: int) -> None:
+        if not isinstance(value, str) or value.rstrip("#") not in DIALECTS:
+            raise self.refuse(pointer, f"$schema must be one of {', '.join(sorted(DIALECTS))}")
+
+    def identifier(self, value: object, pointer: str, _depth: int) -> None:
+        if pointer != "/$id":
+            raise self.refuse(pointer, "$id is only supported at the root")
+
+    def reference(self, value: object, pointer: str, _depth: int) -> str:
+        if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+            raise self.refuse(pointer, '$ref must be "#" or start with "#/": only this document can be referred to')
+        target = unquote(value[1:])
+        self._resolve(target, pointer)
+        if target not in self._names:
+            self._names[target] = f"d{len(self._targets)}"
+            self._targets.append(target)
+        name = self._names[target]
+        if self._at_top:
+            self._in_place.setdefault(self._owner, {}).setdefault(name, pointer)
+        return f"#/$defs/{name}"
+
+    def _resolve(self, target: str, pointer: str = "") -> object:
+        found: Any = self._document
+        for part in target.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                raise self.refuse(pointer, f"$ref points to {target!r}, which does not exist")
+        return found
+
+    def _refuse_empty_cycles(self) -> None:
+        """Definitions that refer to each other without an object or array between them describe nothing."""
+        done: set[str] = set()
+        for start in self._in_place:
+            path: dict[str, None] = {}
+            stack: list[tuple[str, str]] = [(start, "")]
+            while stack:
+                name, leaving = stack.pop()
+                if leaving:
+                    del path[name]
+                    done.add(name)
+                elif name not in done:
+                    path[name] = None
+                    stack.append((name, "leaving"))
+                    for target, pointer in self._in_place.get(name, {}).items():
+                        if target in path:
+                            raise self.refuse(pointer, "$ref leads back to itself without consuming any text")
+                        stack.append((target, ""))
+
+    def types(self, value: object, pointer: str, _depth: int) -> object:
+        types = value if isinstance(value, list) else [value]
+        if not types or not all(isinstance(name, str) and name in TYPES for name in types):
+            raise self.refuse(pointer, f"type must be one of {', '.join(sorted(TYPES))}, or a list of these")
+        return value
+
+    def constant(self, value: object, pointer: str, _depth: int) -> object:
+        self._count_values([value], pointer)
+        return value
+
+    def enum(self, value: object, pointer: str, _depth: int) -> object:
+        if not isinstance(value, list) or not value:
+            raise self.refuse(pointer, "enum must be a list of at least one value")
+        self._count_values(value, pointer)
+        return value
+
+    def _count_values(self, values: list[Any], pointer: str) -> None:
+        self._num_enum_values += len(values)
+        if self._num_enum_values > MAX_ENUM_VALUES:
+            raise self.refuse(pointer, f"the schema has more than {MAX_ENUM_VALUES} values in enum and const")
+        try:
+            self._num_enum_bytes += len(orjson.dumps(values))
+        except orjson.JSONEncodeError:
+            raise self.refuse(pointer, "a value is nested too deep") from None
+        if self._num_enum_bytes > MAX_ENUM_BYTES:
+            raise self.refuse(pointer, f"the values in enum and const take more than {MAX_ENUM_BYTES} bytes")
+
+    def number(self, value: object, pointer: str, _depth: int) -> int | float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.refuse(pointer, "it must be a number")
+        return value
+
+    def positive_number(self, value: object, pointer: str, depth: int) -> int | float:
+        number = self.number(value, pointer, depth)
+        if number <= 0:
+            raise self.refuse(pointer, "it must be a number above 0")
+        return number
+
+    def count(self, value: object, pointer: str, _depth: int) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.refuse(pointer, "it must be a whole number of at least 0")
+        return value
+
+    def pattern(self, value: object, pointer: str, _depth: int) -> str:
+        if not isinstance(value, str):
+            raise self.refuse(pointer, "it must be a regular expression as a string")
+        if len(value) > MAX_PATTERN_CHARS:
+            raise self.refuse(pointer, f"the pattern is longer than {MAX_PATTERN_CHARS} characters")
+        return value
+
+    def format(self, value: object, pointer: str, _depth: int) -> object:
+        if not isinstance(value, str):
+            raise self.refuse(pointer, "format must be a string")
+        if value in UNENFORCED_FORMATS:
+            raise self.refuse(pointer, f"the format {value!r} is not supported; supported are {', '.join(FORMATS)}")
+        return value if value in FORMATS else None
+
+    def required(self, value: object, pointer: str, _depth: int) -> object:
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise self.refuse(pointer, "required must be a list of strings")
+        return list(dict.fromkeys(value))
+
+    def subschema(self, value: object, pointer: str, depth: int) -> Schema:
+        at_top, self._at_top = self._at_top, False
+        normal = self.schema(value, pointer, depth + 1)
+        self._at_top = at_top
+        return normal
+
+    def named_subschemas(self, value: object, pointer: str, depth: int) -> dict[str, Schema]:
+        if not isinstance(value, dict):
+            raise self.refuse(pointer, "it must be an object of schemas")
+        return {name: self.subschema(schema, f"{pointer}/{_escaped(name)}", depth) for name, schema in value.items()}
+
+    def listed_subschemas(self, value: object, pointer: str, depth: int) -> list[Schema]:
+        at_top, self._at_top = self._at_top, False
+        normal = self.alternatives(value, pointer, depth)
+        self._at_top = at_top
+        return normal
+
+    def alternatives(self, value: object, pointer: str, depth: int) -> list[Schema]:
+        """allOf and its like: they hold for the same place, so what they refer to is in place, too."""
+        if not isinstance(value, list) or not value:
+            raise self.refuse(pointer, "it must be a list of at least one schema")
+        return [self.schema(schema, f"{pointer}/{index}", depth + 1) for index, schema in enumerate(value)]
+
+
+def _escaped(name: str) -> str:
+    """RFC 6901."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _kind(value: object) -> str:
+    names: Mapping[type, str] = {str: "a string", list: "a list", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    "$schema": _Walk.dialect,
+    "$id": _Walk.identifier,
+    "$ref": _Walk.reference,
+    "type": _Walk.types,
+    "enum": _Walk.enum,
+    "const": _Walk.constant,
+    "allOf": _Walk.alternatives,
+    "anyOf": _Walk.alternatives,
+    "oneOf": _Walk.alternatives,
+    "properties": _Walk.named_subschemas,
+    "patternProperties": _Walk.named_subschemas,
+    "additionalProperties": _Walk.subschema,
+    "required": _Walk.required,
+    "prefixItems": _Walk.listed_subschemas,
+    "items": _Walk.subschema,
+    "pattern": _Walk.pattern,
+    "format": _Walk.format,
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Walk.number),
+    "multipleOf": _Walk.positive_number,
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _Walk.count),
+}

@@ -1,0 +1,67 @@
+"""Prompts and parameters as programs give them -> questions for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pageloom.errors import InvalidRequest
+from pageloom.llm.answer import Question
+from pageloom.llm.asked import Asked
+from pageloom.llm.engine import Engine
+from pageloom.llm.prompts import Prompt, PromptType, listed, read_prompt
+from pageloom.llm.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+
+def read_prompts(engine: Engine, prompts: PromptType | Sequence[PromptType], name: str = "prompts") -> list[Prompt]:
+    """Raises InvalidRequest or ContextLengthExceeded."""
+    given = listed(prompts)
+    names = [name] if len(given) == 1 else [f"{name}[{index}]" for index in range(len(given))]
+    tokenizer, info = engine.model.tokenizer, engine.info
+    return [read_prompt(each, tokenizer, info, its_name) for each, its_name in zip(given, names, strict=True)]
+
+
+def default_sampling_params(engine: Engine) -> SamplingParams:
+    """vLLM's, with what the model's generation_config.json says."""
+    defaults = engine.model.defaults
+    params = SamplingParams(
+        temperature=defaults.temperature,
+        top_p=defaults.top_p,
+        top_k=defaults.top_k,
+        min_p=defaults.min_p,
+        repetition_penalty=defaults.repetition_penalty,
+    )
+    if defaults.max_tokens is not None:
+        params.max_tokens = defaults.max_tokens
+    return params
+
+
+def one_each(
+    engine: Engine, count: int, params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """Raises InvalidRequest unless there is one for all prompts or one for each."""
+    if params is None:
+        params = default_sampling_params(engine)
+    return [params] * count if isinstance(params, SamplingParams) else _counted(params, count, "sampling_params")
+
+
+def priority_each(count: int, priority: int | Sequence[int] | None) -> list[int]:
+    """Raises InvalidRequest unless there is one for all prompts or one for each."""
+    if priority is None or isinstance(priority, int):
+        return [priority or 0] * count
+    return _counted(priority, count, "priority")
+
+
+async def ask_each(engine: Engine, asked: Sequence[Asked], priority: Sequence[int]) -> list[Question]:
+    """Raises InvalidRequest before the engine has heard of any of them."""
+    return [
+        await engine.question(each, priority=its_priority) for each, its_priority in zip(asked, priority, strict=True)
+    ]
+
+
+def _counted(values: Sequence[T], count: int, name: str) -> list[T]:
+    if len(values) != count:
+        raise InvalidRequest(f"{name} has {len(values)} entries for {count} prompts; give one, or one each", param=name)
+    return list(values)

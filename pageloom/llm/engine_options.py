@@ -1,0 +1,155 @@
+"""Which engine does `LLM(...)` start? Its keyword arguments -> the settings of scheduler and workers."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType, UnionType
+from typing import Any, TypedDict, cast, get_args, get_type_hints
+
+from pageloom.config import DEFAULT_GENERATION_CONFIG, DEFAULT_PARSER, SchedulerConfig, WorkerConfig
+from pageloom.errors import InvalidConfig
+from pageloom.llm.engine import EngineConfig
+from pageloom.local_stack import StackConfig
+from pageloom.option_names import settings_of
+from pageloom.text_model import TextOptions
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options of `pageloom serve` that concern the engine, with its defaults; docs/configuration.md describes them."""
+
+    dtype: str
+    quantization: str | None
+    device: str
+    cpu_kernels: str
+    batch_invariant: bool
+    pooling: str
+    max_model_len: int | None
+    num_threads: int | None
+    block_size: int
+    num_gpu_blocks_override: int | None
+    kv_cache_memory_bytes: int | None
+    gpu_memory_utilization: float
+    enable_prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued_seqs: int
+    max_steps_in_flight: int
+    scheduling_policy: str
+    placement: str
+    priority_ageing: float
+    step_timeout: float
+    data_parallel_size: int
+    record: str | None
+    log_level: str
+
+
+class LLMOptions(EngineOptions, total=False):
+    """What `LLM` and `AsyncLLM` take besides the model. With `address`, "host:port" or "unix:/path" of a scheduler that
+    runs, no engine is started, and its options cannot be set. `chat_template` is a file or Jinja text instead of the
+    model's; `generation_config`, `tool_call_parser` and `reasoning_parser` are those of `pageloom serve`. `seed`, 0 by
+    default, draws the seeds of requests that have none, in the order in which they come; None: every run differs."""
+
+    address: str | None
+    chat_template: str | None
+    generation_config: str
+    tool_call_parser: str
+    reasoning_parser: str
+    seed: int | None
+
+
+# Arguments of vLLM's LLM that mean nothing here -> why.
+_NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        "trust_remote_code": "models bring no code here",
+        "enforce_eager": "nothing is compiled when the engine starts",
+        "tokenizer": "the tokenizer is that of the model's files",
+        "tokenizer_mode": "the tokenizer is that of the model's files",
+        "swap_space": "a preempted sequence is computed anew",
+        "cpu_offload_gb": "weights stay where the model runs",
+        "disable_log_stats": "get_metrics() is always there",
+        "task": "every model generates and embeds",
+        "runner": "every model generates and embeds",
+    }
+)
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
+
+
+def engine_config(caller: str, model: str, options: LLMOptions) -> EngineConfig:
+    """Raises TypeError for an argument that nobody knows, and InvalidConfig, naming the argument."""
+    given = cast("dict[str, Any]", options)
+    check_names(caller, given, LLMOptions)
+    _check_types(given)
+    engine = {name: value for name, value in given.items() if name in EngineOptions.__annotations__}
+    address = options.get("address")
+    if address is not None and engine:
+        raise InvalidConfig(f"{min(engine)} is a setting of the engine, and with address that runs already")
+    return EngineConfig(
+        model=model,
+        text=TextOptions(
+            chat_template=options.get("chat_template"),
+            generation_config=options.get("generation_config", DEFAULT_GENERATION_CONFIG),
+            tool_call_parser=options.get("tool_call_parser", DEFAULT_PARSER),
+            reasoning_parser=options.get("reasoning_parser", DEFAULT_PARSER),
+        ),
+        stack=_stack_config(model, engine) if address is None else None,
+        address=address,
+        seed=options.get("seed", 0),
+    )
+
+
+@contextmanager
+def naming_arguments() -> Generator[None]:
+    """Settings name their flags; here they are arguments."""
+    try:
+        yield
+    except InvalidConfig as error:
+        raise InvalidConfig(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), error.message)) from None
+
+
+def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:
+    """A scheduler and workers for one program, behind a unix socket and with metrics at ports that are free."""
+    params = {"log_level": "warning", **engine}
+    if params.get("quantization", "") is None:
+        params["quantization"] = "auto"
+    with naming_arguments():
+        return StackConfig(
+            scheduler=settings_of(SchedulerConfig, params, metrics_port=0),
+            worker=settings_of(WorkerConfig, params, model=model, metrics_port=0),
+            gateway=None,
+            num_workers=_num_workers(params),
+        )
+
+
+def check_names(caller: str, given: Mapping[str, object], known_in: type) -> None:
+    """Raises TypeError for an argument that is no key of a TypedDict, with what may have been meant."""
+    known = get_type_hints(known_in)
+    for name in given:
+        if name in known:
+            continue
+        message = f"{caller}() got an unexpected keyword argument {name!r}"
+        if name in _NOT_HERE:
+            raise TypeError(f"{message}: {_NOT_HERE[name]}")
+        close = difflib.get_close_matches(name, known, n=1)
+        raise TypeError(f"{message}; did you mean {close[0]!r}?" if close else message)
+
+
+def _num_workers(params: Mapping[str, Any]) -> int:
+    num_workers: int = params.get("data_parallel_size", 1)
+    if num_workers < 1:
+        raise InvalidConfig(f"data_parallel_size must be at least 1, not {num_workers}")
+    return num_workers
+
+
+def _check_types(params: Mapping[str, Any]) -> None:
+    for name, kind in get_type_hints(LLMOptions).items():
+        if name not in params:
+            continue
+        accepted = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        value = params[name]
+        fits = type(value) in accepted or (type(value) is int and float in accepted) or isinstance(value, accepted)
+        if not fits or (isinstance(value, bool) and bool not in accepted):
+            names = " or ".join("None" if each is type(None) else each.__name__ for each in accepted)
+            raise InvalidConfig(f"{name} must be of type {names}, not {value!r}")

@@ -1,0 +1,1 @@
+"""What a model wrote, read while it comes: thinking, content and tool calls. Pure."""
