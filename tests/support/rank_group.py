@@ -7,21 +7,25 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pageloom.config import WorkerConfig
 from pageloom.model_files import locate_model
+from pageloom.plan import Admission, BatchPlan
 from pageloom.sampling_params import SamplingParams
 from tests.support.plan_driver import PlanDriver
 from tests.support.serving import free_port
 from worker_svc.loader import open_checkpoint
 from worker_svc.model_part import load_part
+from worker_svc.models.llama import Llama
 from worker_svc.parallel.follower import follow
 from worker_svc.parallel.group import Group, Place, communication
-from worker_svc.runner import load_runner
+from worker_svc.runner import ModelRunner, load_runner
 
 LIMITS: dict[str, Any] = {
     "num_blocks": 40, "block_size": 32, "max_num_seqs": 8, "max_num_batched_tokens": 256, "num_threads": 1,
@@ -31,32 +35,32 @@ LIMITS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A model to load with `settings` of WorkerConfig, and prompts to continue."""
+    """A model to load with `settings` of WorkerConfig, and prompts to continue. With `overlaps`, which needs two stages
+    and two prompts, the last stage begins its first step only when the stage before it has begun its second one."""
 
     model: str
     settings: dict[str, Any]
     prompts: list[list[int]]
     max_new_tokens: int
     sampling: list[dict[str, Any]] | None = None
+    overlaps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a job. `weights_bytes` are of each rank."""
+    """What came of a job."""
 
     outputs: list[list[int]]
     prompt_logprobs: list[list[float]]
-    weights_bytes: list[int]
-    error: str = ""
 
 
-def run_jobs(folder: Path, jobs: list[Job], num_ranks: int = 2) -> list[Outcome]:
+def run_jobs(folder: Path, jobs: list[Job]) -> list[Outcome]:
     """Raises AssertionError, with what the ranks wrote, if they fail."""
     jobs_file, outcomes_file = folder / "jobs.json", folder / "outcomes.json"
     jobs_file.write_text(json.dumps([dataclasses.asdict(job) for job in jobs]))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--node-rank", "0",
-        "--nproc-per-node", str(num_ranks), "--rdzv-backend", "static", "--master-addr", "127.0.0.1",
+        "--nproc-per-node", "2", "--rdzv-backend", "static", "--master-addr", "127.0.0.1",
         "--master-port", str(free_port()), "-m", "tests.support.rank_group", str(jobs_file), str(outcomes_file),
     ]  # fmt: skip
     done = subprocess.run(
@@ -71,7 +75,11 @@ def _run_job(job: Job) -> Outcome | None:
     config = WorkerConfig(model=job.model, **{**LIMITS, **job.settings})
     group = Group.join(Place.of(config, os.environ), None)
     outcome = None
-    if group.is_leader:
+    if job.overlaps:
+        _make_stages_wait_for_each_other(group.layout.is_last)
+    if group.is_leader and job.overlaps:
+        outcome = _run_overlapping(load_runner(config, lambda _done, _total: None, group), job)
+    elif group.is_leader:
         runner = load_runner(config, lambda _done, _total: None, group)
         sampling = None if job.sampling is None else [SamplingParams(**values) for values in job.sampling]
         driver = PlanDriver(runner)
@@ -80,13 +88,69 @@ def _run_job(job: Job) -> Outcome | None:
             [logprob for part in driver.prompt_logprobs.get(index, []) for logprob in part.logprobs]
             for index in range(len(job.prompts))
         ]
-        outcome = Outcome(outputs=outputs, prompt_logprobs=scores, weights_bytes=[])
+        outcome = Outcome(outputs=outputs, prompt_logprobs=scores)
     else:
         checkpoint = open_checkpoint(locate_model(config.model))
         part = load_part(config, checkpoint, lambda _done, _total: None, group)
         follow(group.receiver(part.device), part.model, part.cache, group.ranks(checkpoint.config.vocab_size))
     group.leave()
     return outcome
+
+
+def _make_stages_wait_for_each_other(is_last: bool) -> None:
+    store, forward, num_begun = dist.distributed_c10d._get_default_store(), Llama.forward, 0
+
+    def traced(self: Llama, *args: Any) -> torch.Tensor:
+        nonlocal num_begun
+        num_begun += 1
+        if not is_last:
+            store.set(f"first stage began {num_begun}", "yes")
+        elif num_begun == 1:
+            # Raises an error if that does not happen while this stage has yet to compute its first step.
+            store.wait(["first stage began 2"], timedelta(seconds=20))
+        return forward(self, *args)
+
+    Llama.forward = traced  # type: ignore[method-assign, assignment]
+
+
+def _run_overlapping(runner: ModelRunner, job: Job) -> Outcome:
+    """The two prompts, one after the other, and then their tokens in turns."""
+    plans = [
+        BatchPlan(
+            epoch=1,
+            step=slot + 1,
+            snapshot=slot == 0,
+            admissions=(admission(slot, prompt),),
+            chunk_slots=(slot,),
+            chunk_lens=(len(prompt),),
+            held_slots=(0,) * slot,
+        )
+        for slot, prompt in enumerate(job.prompts)
+    ]
+    plans += [BatchPlan(epoch=1, step=step, held_slots=(step % 2,)) for step in range(3, 2 * job.max_new_tokens + 1)]
+    outputs: list[list[int]] = [[], []]
+    assert runner.announce(plans[0])
+    for plan, following in zip(plans, [*plans[1:], None], strict=True):
+        if following is not None:
+            assert runner.announce(following)
+            after = BatchPlan(epoch=1, step=following.step + 1, held_slots=(following.step % 2,))
+            assert not runner.announce(after), "it needs the token of a step that is not finished"
+        result = runner.step(plan)
+        for slot, token_id in zip(result.slots, result.token_ids, strict=True):
+            outputs[slot].append(token_id)
+    return Outcome(outputs=outputs, prompt_logprobs=[])
+
+
+def admission(slot: int, prompt: list[int]) -> Admission:
+    """In blocks of its own, enough for a hundred tokens."""
+    return Admission(
+        slot=slot,
+        token_ids=tuple(prompt),
+        num_prompt_tokens=len(prompt),
+        num_computed_tokens=0,
+        block_ids=tuple(range(4 * slot, 4 * slot + 4)),
+        sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=50),
+    )
 
 
 def main(jobs_file: Path, outcomes_file: Path) -> None:
