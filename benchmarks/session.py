@@ -73,6 +73,9 @@ class ClockDriver:
         if len(self._readers) == self._load.num_streams:
             self._ticking = asyncio.create_task(self._tick())
 
+    async def prepare(self, grammar: str) -> None:
+        """No request of these brings one."""
+
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         """Every stream runs to its end, so there is nothing to cancel."""
 

@@ -81,7 +81,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         engine=EngineState(client, model.tokenizer.vocab_size),
         lifecycle=lifecycle,
         metrics=metrics,
-        grammar_compiler=GrammarCompiler(model.tokenizer),
+        grammar_compiler=GrammarCompiler(model.tokenizer, on_refusal=metrics.grammars_refused.inc),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
         responses=ResponseStore(
             max_responses=config.max_stored_responses,
@@ -130,11 +130,10 @@ def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
-    async with gateway.client, asyncio.TaskGroup() as tasks:
+    async with gateway.client, gateway.grammar_compiler, asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(gateway.engine.watch())
         await gateway.batches.open()
         yield
         await gateway.batches.close()
         watch.cancel()
-        await gateway.grammar_compiler.close()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

@@ -53,6 +53,9 @@ class GatewayMetrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
         self.tokens = TokenMetrics(model_name)
         self.registry.register(self.tokens)
+        self.grammars_refused = self._counter(
+            "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
+        )
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", TTFT_BUCKETS_S, model_name
         )

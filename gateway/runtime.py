@@ -58,7 +58,8 @@ class Gateway:
         self, translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job], body: BodyT, terms: Terms
     ) -> Job:
         """What a request wants of the engine. Raises what `translate` raises, InvalidRequest if its grammar cannot be
-        compiled, Overloaded if too many others wait for that, and Unavailable without an engine."""
+        compiled, Overloaded if too many others wait for that, and Unavailable without an engine or if nothing can be
+        compiled at all."""
         job = await self.in_thread(translate, body, terms, self.model, self.engine.require_model())
         if job.grammar:
             await self.grammar_compiler.check(job.grammar, param=job.grammar_field)

@@ -46,6 +46,12 @@ class CpuKernels(StrEnum):
 class SpeculativeMethod(StrEnum):
     none = "none"
     ngram = "ngram"
+    suffix = "suffix"
+    draft_model = "draft-model"
+    eagle3 = "eagle3"
+
+
+_WITHOUT_MODEL = (SpeculativeMethod.ngram, SpeculativeMethod.suffix)
 
 
 class PoolingChoice(StrEnum):
@@ -100,7 +106,10 @@ DEFAULT_BLOCK_SIZE = 32
 DEFAULT_NUM_SPECULATIVE_TOKENS = 7
 DEFAULT_PROMPT_LOOKUP_MIN = 2
 DEFAULT_PROMPT_LOOKUP_MAX = 5
+# About 130,000 tokens of recent outputs.
+DEFAULT_SUFFIX_MEMORY_BYTES = 64 * 1024 * 1024
 DEFAULT_MEMORY_UTILIZATION = 0.9
+DEFAULT_GRAMMAR_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_WORKER_ID = "worker-0"
 # That of torchrun.
 DEFAULT_MASTER_PORT = 29500
@@ -224,9 +233,11 @@ class WorkerConfig(ServiceConfig):
     batch_invariant: bool = False
     pooling: str = "auto"
     speculative_method: str = "none"
+    speculative_model: str | None = None
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
     prompt_lookup_min: int = DEFAULT_PROMPT_LOOKUP_MIN
     prompt_lookup_max: int = DEFAULT_PROMPT_LOOKUP_MAX
+    suffix_memory_bytes: int = DEFAULT_SUFFIX_MEMORY_BYTES
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -235,6 +246,7 @@ class WorkerConfig(ServiceConfig):
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
+    grammar_cache_bytes: int = DEFAULT_GRAMMAR_CACHE_BYTES
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     nnodes: int = 1
@@ -282,6 +294,11 @@ class WorkerConfig(ServiceConfig):
             )
         if not 0 <= self.node_rank < self.nnodes:
             raise InvalidConfig(f"--node-rank must be between 0 and {self.nnodes - 1}, not {self.node_rank}")
+        if self.speculative_model is not None and self.num_ranks > 1:
+            raise InvalidConfig(
+                "--speculative-model needs a model that one rank holds; with --tensor-parallel-size or "
+                "--pipeline-parallel-size, --speculative-method ngram and suffix guess without one"
+            )
         if self.simulate is not None and self.num_ranks > 1:
             raise InvalidConfig("--simulate takes the number of GPUs in its profile, such as h200:llama-3-70b:tp4")
 
@@ -298,8 +315,18 @@ class WorkerConfig(ServiceConfig):
                 f"--prompt-lookup-max must be at least --prompt-lookup-min, which is {self.prompt_lookup_min}, "
                 f"not {self.prompt_lookup_max}"
             )
-        if self.simulate is not None and self.speculative_method != SpeculativeMethod.none:
-            raise InvalidConfig("--speculative-method needs a model; with --simulate nothing can be guessed")
+        _require_at_least("suffix_memory_bytes", self.suffix_memory_bytes, 0)
+        guesses_with_model = self.speculative_method in (SpeculativeMethod.draft_model, SpeculativeMethod.eagle3)
+        if guesses_with_model and self.speculative_model is None:
+            raise InvalidConfig(f"--speculative-method {self.speculative_method} needs --speculative-model")
+        if self.speculative_model is not None and self.speculative_method in _WITHOUT_MODEL:
+            raise InvalidConfig(
+                f"--speculative-model does not go with --speculative-method {self.speculative_method}; leave out one"
+            )
+        if self.simulate is not None and (self.speculative_method, self.speculative_model) != ("none", None):
+            raise InvalidConfig(
+                "--speculative-method and --speculative-model need a model; with --simulate nothing can be guessed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ PageloomError
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class PageloomError(Exception):
     """Base of all errors that Pageloom raises on purpose.
@@ -42,6 +44,12 @@ class InvalidRequest(RequestError):
     """A field of the request is wrong; `param` names it."""
 
     code = "invalid_value"
+
+    def for_caller(self, grammar_field: str) -> Self:
+        """What the engine says of a request, naming its field: for the grammar that which the caller has sent, if
+        `grammar_field` tells."""
+        param = grammar_field if self.param == "grammar" and grammar_field else self.param
+        return type(self)(f"{param}: {self.message}", param=param)
 
 
 class ContextLengthExceeded(InvalidRequest):

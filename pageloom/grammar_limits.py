@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+# Grammars that one worker compiles, or is still to compile, before requests may bring them.
+MAX_GRAMMARS_PREPARING = 64
+
 
 class GrammarLimits(TypedDict):
     """Arguments of llguidance's LLParserLimits."""

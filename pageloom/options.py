@@ -46,6 +46,11 @@ def parse_size(text: str | int) -> int:
     return value
 
 
+def parse_size_or_zero(text: str | int) -> int:
+    """As `parse_size`, and 0. Raises typer.BadParameter."""
+    return 0 if str(text).strip() == "0" else parse_size(text)
+
+
 def parse_address(text: str) -> str:
     """Takes "HOST:PORT" or "unix:/PATH". Raises typer.BadParameter."""
     # gRPC takes an address without a port too, and then dials that of HTTPS for ever.
@@ -125,7 +130,19 @@ PoolingOption = Annotated[
 SpeculativeMethodOption = Annotated[
     SpeculativeMethod,
     _option("--speculative-method", "Where tokens are guessed from, to be verified several in a step: ngram: from "
-            "what followed the same words earlier in prompt or answer. Answers stay the same."),
+            "what followed the same words earlier in prompt or answer; suffix: in recent answers too; draft-model and "
+            "eagle3: by --speculative-model, which need not be told apart here. Answers stay the same."),
+]  # fmt: skip
+SpeculativeModel = Annotated[
+    str | None,
+    _option("--speculative-model", "Model that guesses: folder, .gguf file or Hugging Face id of a smaller one with "
+            "the same vocabulary, or of an EAGLE-3 head; or layers:N, the first N layers of the model itself.",
+            metavar="MODEL"),
+]  # fmt: skip
+SuffixMemoryBytes = Annotated[
+    int,
+    _option("--suffix-memory-bytes", "Memory for the recent answers that suffix looks in, such as 64MiB; 0: none.",
+            parser=parse_size_or_zero, metavar="BYTES"),
 ]  # fmt: skip
 NumSpeculativeTokens = Annotated[
     int, _option("--num-speculative-tokens", "Most tokens that are guessed at a time for one answer.", min=1, max=64)
@@ -148,6 +165,11 @@ NumBlocks = Annotated[
     int | None,
     _option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", min=1),
 ]
+GrammarCache = Annotated[
+    int,
+    _option("--grammar-cache-bytes", "Memory for compiled grammars, about, such as 256MiB; the least recently used go.",
+            parser=parse_size, metavar="BYTES"),
+]  # fmt: skip
 KvCacheMemory = Annotated[
     int | None,
     _option(

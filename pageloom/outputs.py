@@ -89,8 +89,7 @@ class ChoiceFinished:
         """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time,
         InvalidRequest if the request is at fault. What the engine knows as its grammar came from `grammar_field`."""
         if self.reason is FinishReason.ERROR and self.error_param:
-            param = grammar_field if self.error_param == "grammar" and grammar_field else self.error_param
-            raise InvalidRequest(f"{param}: {self.error_message}", param=param)
+            raise InvalidRequest(self.error_message, param=self.error_param).for_caller(grammar_field)
         if self.reason is FinishReason.ERROR:
             raise EngineError(self.error_message or "the engine failed")
         if self.reason is FinishReason.CANCELLED:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import structlog
 
 from pageloom import __version__
-from pageloom.errors import DuplicateRequest, EngineError, Unavailable
+from pageloom.errors import DuplicateRequest, EngineError, InvalidRequest, Unavailable
 from pageloom.plan import StepResult
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.timeline import Timeline
@@ -81,6 +81,15 @@ class Driver:
         self._publish_soon()
         self._wake_workers()
 
+    async def prepare(self, grammar: str) -> None:
+        """Has every worker compile a grammar before a request brings it, so that no step waits for that. A worker that
+        attaches later compiles it in its step. Raises InvalidRequest if it cannot be used, Overloaded if too many wait
+        for theirs."""
+        answers = [link.prepare(grammar) for link in self._links.values() if link.leave_at is None]
+        for answer in answers:
+            if error := await asyncio.shield(answer):
+                raise InvalidRequest(error, param="grammar")
+
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         """Ends some choices (none named: all); finished and unknown ones are ignored."""
         if endings := self._core.cancel(request_id, choice_indexes, now=time.monotonic()):
@@ -125,7 +134,7 @@ class Driver:
         self._deliver_endings(self._core.abandon(worker_id, time.monotonic()))
         self._publish_soon()
         self._wake_workers()
-        link.detached.set()
+        link.end()
         await self._announce(self._serving)
 
     async def drive(self, link: WorkerLink) -> None:

@@ -50,6 +50,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         async with aborting(context):
             asked = wire.generate_request_from_proto(request)
             check_request(asked)
+            if asked.sampling.grammar:
+                await self._driver.prepare(asked.sampling.grammar)
             outbox = Outbox(asked.n)
             self._driver.submit(asked, outbox)
         try:

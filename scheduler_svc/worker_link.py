@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from pageloom import wire
+from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
 from pageloom.plan import BatchPlan, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
 from pageloom.wakeup import Wakeup
+from scheduler_svc.grammar_questions import GrammarQuestions
 
-# Welcome, Drain, and no more plans than may be in flight: this never fills.
-_MAX_OUTGOING = 8
+# Welcome, Drain, no more plans than may be in flight, and grammars: this never fills.
+_MAX_OUTGOING = 8 + MAX_GRAMMARS_PREPARING
 
 
 class WorkerLost(Exception):
@@ -46,6 +48,7 @@ class WorkerLink:
         # One task writes: a call takes one write at a time, and a drain may coincide with a plan.
         self._outgoing: asyncio.Queue[worker_pb2.AttachResponse] = asyncio.Queue(_MAX_OUTGOING)
         self._superseded = asyncio.Event()
+        self._grammars = GrammarQuestions(self._send_grammar)
         # Steps whose results are due, with the time from when the worker can have worked at each.
         self._due: deque[tuple[int, float]] = deque()
         self._results: deque[tuple[StepResult, float]] = deque()
@@ -69,6 +72,15 @@ class WorkerLink:
     def send(self, plan: BatchPlan) -> None:
         self._due.append((plan.step, time.monotonic()))
         self._outgoing.put_nowait(worker_pb2.AttachResponse(plan=wire.plan_to_proto(plan)))
+
+    def prepare(self, grammar: str) -> asyncio.Future[str]:
+        """Has the worker compile a grammar beside its steps: `GrammarQuestions.ask`."""
+        return self._grammars.ask(grammar)
+
+    def end(self) -> None:
+        """The worker is gone."""
+        self._grammars.end()
+        self.detached.set()
 
     @property
     def working_since_s(self) -> float | None:
@@ -117,6 +129,8 @@ class WorkerLink:
             kind = message.WhichOneof("message")
             if kind == "step_result":
                 self._take(message.step_result)
+            elif kind == "grammar_prepared":
+                self._take_prepared(message.grammar_prepared)
             elif kind == "heartbeat":
                 self._last_step = message.heartbeat.step
             elif kind == "leaving":
@@ -144,6 +158,16 @@ class WorkerLink:
             step, sent_s = self._due[0]
             self._due[0] = (step, max(sent_s, now_s))
         self._happened.wake()
+
+    def _send_grammar(self, number: int, grammar: str) -> None:
+        message = worker_pb2.PrepareGrammar(number=number, grammar=grammar)
+        self._outgoing.put_nowait(worker_pb2.AttachResponse(prepare_grammar=message))
+
+    def _take_prepared(self, message: worker_pb2.GrammarPrepared) -> None:
+        try:
+            self._grammars.take(message.number, message.error)
+        except KeyError:
+            raise WorkerLost("it told of a grammar that it was not asked about") from None
 
     async def watch(self, timeout_s: float) -> None:
         """Raises WorkerLost after `timeout_s` of silence, or once superseded. HTTP/2 pings would not do: a peer

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Executor
 
 import grpc
 
 from pageloom import wire
 from pageloom.errors import EngineError
+from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
 from pageloom.plan import BatchPlan, StepResult
 from pageloom.rpc.v1 import worker_pb2
 from worker_svc.metrics import WorkerMetrics
@@ -27,25 +28,36 @@ class ProtocolBroken(Exception):
 
 class Attachment:
     """Runs the plans of one epoch. The model runs in `thread`, so that the event loop always answers (a blocked
-    loop would look like a dead worker), and with the next plan at hand it does not wait for the loop either."""
+    loop would look like a dead worker), and with the next plan at hand it does not wait for the loop either. Grammars
+    are compiled in `preparing_thread`, one after the other."""
 
     def __init__(
-        self, call: AttachCall, welcome: worker_pb2.Welcome, runner: Runner, thread: Executor, metrics: WorkerMetrics
+        self,
+        call: AttachCall,
+        welcome: worker_pb2.Welcome,
+        runner: Runner,
+        thread: Executor,
+        preparing_thread: Executor,
+        metrics: WorkerMetrics,
     ) -> None:
         self._call = call
         self._epoch = welcome.epoch
         self._heartbeat_interval_s = welcome.heartbeat_interval_s
         # A scheduler that does not say sends one plan at a time.
         self._max_num_in_flight = welcome.max_num_steps_in_flight or 1
+        self._runner = runner
+        self._preparing_thread = preparing_thread
         self._metrics = metrics
         self._steps = StepThread(runner, thread, self._deliver)
         self._last_planned_step = 0
         self._last_sent_step = 0
         self._drain: worker_pb2.Drain | None = None
+        self._helpers: set[asyncio.Task[None]] = set()
+        self._num_preparing = 0
         # One task writes: a call takes one write at a time, and results and heartbeats may coincide. It never
-        # fills, because a plan is in flight until its result leaves this queue.
+        # fills, because a plan is in flight, and a grammar unanswered, until its result leaves this queue.
         self._outgoing: asyncio.Queue[worker_pb2.AttachRequest | None] = asyncio.Queue(
-            self._max_num_in_flight + _NUM_OTHER_OUTGOING
+            self._max_num_in_flight + MAX_GRAMMARS_PREPARING + _NUM_OTHER_OUTGOING
         )
 
     async def run(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> bool:
@@ -54,13 +66,12 @@ class Attachment:
         Raises ProtocolBroken or AioRpcError. The step at hand may still run then; nothing comes of it.
         """
         try:
-            async with asyncio.TaskGroup() as group:
-                helpers = [
-                    group.create_task(helper) for helper in (self._run_steps(), self._write_all(), self._heartbeats())
-                ]
-                await self._receive(messages)
-                for helper in helpers:
-                    helper.cancel()
+            async with asyncio.TaskGroup() as helpers:
+                for helper in (self._run_steps(), self._write_all(), self._heartbeats()):
+                    self._start(helpers, helper)
+                await self._receive(messages, helpers)
+                for task in self._helpers:
+                    task.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return self._drain is not None and self._drain.stop
@@ -70,13 +81,23 @@ class Attachment:
         plans are run as ever. May be repeated with another time."""
         self._outgoing.put_nowait(worker_pb2.AttachRequest(leaving=worker_pb2.Leaving(timeout_s=timeout_s)))
 
-    async def _receive(self, messages: AsyncIterator[worker_pb2.AttachResponse]) -> None:
+    def _start(self, group: asyncio.TaskGroup, helper: Coroutine[None, None, None]) -> None:
+        task = group.create_task(helper)
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    async def _receive(self, messages: AsyncIterator[worker_pb2.AttachResponse], helpers: asyncio.TaskGroup) -> None:
         async for message in messages:
             kind = message.WhichOneof("message")
             if self._drain is not None:
                 raise ProtocolBroken(f"{kind or 'an empty message'} came after Drain")
             if kind == "plan":
                 self._take_plan(wire.plan_from_proto(message.plan))
+            elif kind == "prepare_grammar":
+                if self._num_preparing >= MAX_GRAMMARS_PREPARING:
+                    raise ProtocolBroken(f"more than {MAX_GRAMMARS_PREPARING} grammars are to be prepared")
+                self._num_preparing += 1
+                self._start(helpers, self._prepare(message.prepare_grammar))
             elif kind == "drain":
                 self._drain = message.drain
                 self._steps.finish()
@@ -96,6 +117,12 @@ class Attachment:
         self._last_planned_step = plan.step
         self._steps.add(plan)
 
+    async def _prepare(self, asked: worker_pb2.PrepareGrammar) -> None:
+        loop = asyncio.get_running_loop()
+        error = await loop.run_in_executor(self._preparing_thread, self._runner.prepare, asked.grammar)
+        answer = worker_pb2.GrammarPrepared(number=asked.number, error=error)
+        self._outgoing.put_nowait(worker_pb2.AttachRequest(grammar_prepared=answer))
+
     async def _run_steps(self) -> None:
         try:
             await self._steps.run()
@@ -114,6 +141,8 @@ class Attachment:
                 if message.HasField("step_result"):
                     # Before the write: what the scheduler sends on reading it may come before the write returns.
                     self._last_sent_step = message.step_result.step
+                elif message.HasField("grammar_prepared"):
+                    self._num_preparing -= 1
                 await self._call.write(message)
             await self._call.done_writing()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):

@@ -16,7 +16,7 @@ from pageloom.plan import Admission, Failure
 from pageloom.sampling_params import SamplingParams
 from worker_svc.bad_words import BadWords
 from worker_svc.draw_rows import DrawRows
-from worker_svc.grammar import Grammars, Match
+from worker_svc.grammar import NO_GRAMMARS, Grammars, Match
 from worker_svc.sampling_table import SamplingTable
 
 # Bit i of element j is token 32 j + i.
@@ -139,7 +139,7 @@ class Constraints:
 
     def _match(self, grammar: str, output_token_ids: tuple[int, ...]) -> Match:
         if self._grammars is None:
-            raise InvalidRequest("this model's worker cannot follow a grammar; its log says why", param=_GRAMMAR)
+            raise InvalidRequest(NO_GRAMMARS, param=_GRAMMAR)
         return self._grammars.match(grammar, output_token_ids)
 
     def _fixed(self, sampling: SamplingParams) -> Bits | None:

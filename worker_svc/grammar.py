@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import structlog
@@ -17,11 +18,13 @@ from pageloom.errors import InvalidRequest, ModelLoadError
 from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.model_files import ModelFiles
 from pageloom.tokenizer import Tokenizer, load_tokenizer
+from worker_svc.grammar_cache import GrammarCache
 
 log = structlog.get_logger()
 
-_MAX_CACHED_GRAMMARS = 64
 _MAX_MESSAGE_CHARS = 500
+_MAX_PREPARED = 16
+NO_GRAMMARS = "this model's worker cannot follow a grammar; its log says why"
 # What may come next is found in well under a millisecond. A grammar in which a text can be read in very many ways takes
 # ever longer, which llguidance does not count, and everyone else in the batch waits for it.
 _SLOW_S = 0.025
@@ -56,14 +59,34 @@ class Vocabulary(TokenizerWrapper):
 
 
 class Grammars:
-    """The grammars of one model. Compiled ones are kept, the least recently used goes first."""
+    """The grammars of one model. Compiled ones are kept, up to `cache_bytes`. All of it belongs to the thread that runs
+    steps but `prepare`, which is for one thread beside it: a compilation lets others run."""
 
-    def __init__(self, vocabulary: Vocabulary, *, num_threads: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, num_threads: int, cache_bytes: int) -> None:
         self._vocabulary = vocabulary
         self._executor = LLExecutor(num_threads)
         self._limits = LLParserLimits(**GRAMMAR_LIMITS)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: GrammarCache[LLMatcher] = GrammarCache(cache_bytes)
+        # What the preparing thread has handed over, and will not compile again: about what is in `_compiled`.
+        self._handed_over: GrammarCache[bool] = GrammarCache(cache_bytes)
+        self._prepared: SimpleQueue[tuple[str, LLMatcher]] = SimpleQueue()
         self._timed = False
+
+    def prepare(self, grammar: str) -> str:
+        """Compiles a grammar before a step needs it. Returns what is wrong with it, "" if nothing is."""
+        if self._handed_over.get(grammar):
+            return ""
+        try:
+            matcher = self._compile(grammar)
+        except InvalidRequest as error:
+            return error.message
+        with suppress(Empty):
+            while self._prepared.qsize() >= _MAX_PREPARED:
+                # Nobody has begun a text for so long. Whoever asks for the oldest again has it compiled again.
+                self._handed_over.drop(self._prepared.get_nowait()[0])
+        self._prepared.put((grammar, matcher))
+        self._handed_over.add(grammar, True)
+        return ""
 
     def match(self, grammar: str, output_token_ids: Sequence[int]) -> Match:
         """Where an output that has to match `grammar` is after these tokens. Raises InvalidRequest."""
@@ -92,20 +115,23 @@ class Grammars:
         if not match.matcher.is_error():
             return ""
         # All copies share a lexer, whose states count as they are found: one that has too many is of no more use.
-        self._compiled.pop(match.grammar, None)
+        self._compiled.drop(match.grammar)
         return f"the grammar cannot be followed any further: {_message(match.matcher)}"
 
     def _compiled_matcher(self, grammar: str) -> LLMatcher:
+        with suppress(Empty):
+            while True:
+                self._compiled.add(*self._prepared.get_nowait())
         matcher = self._compiled.get(grammar)
-        if matcher is not None:
-            self._compiled.move_to_end(grammar)
-            return matcher
+        if matcher is None:
+            matcher = self._compile(grammar)
+            self._compiled.add(grammar, matcher)
+        return matcher
+
+    def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._vocabulary.compiled, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise InvalidRequest(f"the grammar cannot be used: {_message(matcher)}", param="grammar")
-        self._compiled[grammar] = matcher
-        if len(self._compiled) > _MAX_CACHED_GRAMMARS:
-            self._compiled.popitem(last=False)
         return matcher
 
 
@@ -138,7 +164,7 @@ class Match:
 
 
 def open_grammars(
-    files: ModelFiles, *, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int
+    files: ModelFiles, *, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int, cache_bytes: int
 ) -> Grammars | None:
     """For a model whose logits are `vocab_size` wide. None, with the reason in the log, if it has no tokenizer, or no
     token that ends a text."""
@@ -151,7 +177,7 @@ def open_grammars(
         log.warning("no grammars: the model's tokenizer cannot be read", reason=str(error))
         return None
     vocabulary = Vocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    return Grammars(vocabulary, num_threads=num_threads)
+    return Grammars(vocabulary, num_threads=num_threads, cache_bytes=cache_bytes)
 
 
 def _message(matcher: LLMatcher) -> str:

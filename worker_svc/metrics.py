@@ -37,6 +37,9 @@ class WorkerMetrics:
         )
         self._tokens = named(Counter, "pageloom_worker_tokens", "Tokens drawn.")
         self._failures = named(Counter, "pageloom_worker_failed_rows", "Rows whose run failed.")
+        self._grammar_failures = named(
+            Counter, "pageloom_worker_grammar_failures", "Rows that failed because their grammar could not be followed."
+        )
         named(Gauge, "pageloom_worker_weights_bytes", "Bytes of the weights in memory.").inc(model.weights_bytes)
         named(Gauge, "pageloom_worker_kv_blocks", "KV blocks in the pool.").inc(cache.num_blocks)
 
@@ -49,3 +52,4 @@ class WorkerMetrics:
             self._idle.inc(times.idle_s)
         self._tokens.inc(len(result.token_ids))
         self._failures.inc(len(result.failures))
+        self._grammar_failures.inc(sum(failure.param == "grammar" for failure in result.failures.values()))

@@ -9,9 +9,11 @@ import torch
 
 from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidConfig
+from pageloom.model_files import ModelFiles
 from worker_svc.checkpoint import Checkpoint
 from worker_svc.cpu_kernels import Kernels, choose_kernels
 from worker_svc.device import dtype_name, resolve_device
+from worker_svc.drafting.draft_model import DraftModel, load_draft_model
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks
 from worker_svc.loader import Progress, load_model
@@ -36,6 +38,7 @@ class ModelPart:
     model: Model
     # `model`, where it leads others.
     leader: LeaderModel | None
+    draft: DraftModel | None
     cache: KvCache
     weights_bytes: int
     device: torch.device
@@ -45,7 +48,9 @@ class ModelPart:
     longest: int
 
 
-def load_part(config: WorkerConfig, checkpoint: Checkpoint, progress: Progress, group: Group | None) -> ModelPart:
+def load_part(
+    config: WorkerConfig, files: ModelFiles, checkpoint: Checkpoint, progress: Progress, group: Group | None
+) -> ModelPart:
     """Loads this rank's part of the model and allocates its KV memory. Raises ModelLoadError or InvalidConfig."""
     num_local_ranks = 1 if group is None else group.place.num_local_ranks
     num_threads = config.num_threads or max(1, usable_cores() // num_local_ranks)
@@ -69,10 +74,11 @@ def load_part(config: WorkerConfig, checkpoint: Checkpoint, progress: Progress, 
         progress=progress,
         ranks=ranks or ALONE,
     )
+    draft = load_draft_model(config, files, model, kernels, device)
     if kernels.cpu_pool is not None:
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)
-    cache = _make_cache(config, model, kernels, device, num_local_ranks, ranks)
+    cache = _make_cache(config, model, draft, kernels, device, num_local_ranks, ranks)
     leader: LeaderModel | None = None
     if group is not None and ranks is not None:
         log.info("this rank's part", rank=layout.rank, stage=layout.stage, weights_bytes=weights_bytes)
@@ -82,8 +88,9 @@ def load_part(config: WorkerConfig, checkpoint: Checkpoint, progress: Progress, 
     return ModelPart(
         model=leader or model,
         leader=leader,
+        draft=draft,
         cache=cache,
-        weights_bytes=weights_bytes,
+        weights_bytes=weights_bytes + (0 if draft is None else draft.weights_bytes),
         device=device,
         dtype=kernels.dtype,
         is_quantized=bool(ggml_types),
@@ -110,6 +117,7 @@ def _longest_context(checkpoint: Checkpoint, requested: int | None) -> int:
 def _make_cache(
     config: WorkerConfig,
     model: Model,
+    draft: DraftModel | None,
     kernels: Kernels,
     device: torch.device,
     num_local_ranks: int,
@@ -126,7 +134,11 @@ def _make_cache(
             dtype=kernels.dtype,
             device=device,
         )
-    bytes_per_block = block_bytes(model.config, config.block_size, kernels.dtype)
+        if draft is not None:
+            free_gpu_bytes -= draft.step_bytes(config.max_num_batched_tokens, kernels.dtype)
+    draft_kv = None if draft is None else draft.kv
+    with_kv = (model.config,) if draft_kv is None else (model.config, draft_kv)
+    bytes_per_block = block_bytes(with_kv, config.block_size, kernels.dtype)
     num_blocks = count_blocks(config, bytes_per_block, free_gpu_bytes, num_local_ranks=num_local_ranks)
     if ranks is not None:
         # A block is one at all of them.
@@ -137,5 +149,6 @@ def _make_cache(
         block_size=config.block_size,
         dtype=kernels.dtype,
         device=device,
+        draft=draft_kv,
         cpu_library=None if kernels.cpu_pool is None else kernels.cpu_pool.library,
     )

@@ -15,16 +15,17 @@ from pageloom.config import WorkerConfig
 from pageloom.errors import InvalidRequest
 from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, Failure, ModelInfo, StepResult
+from pageloom_kernels import HiddenTaps
 from worker_svc.batch_inputs import BatchInputs, build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
 from worker_svc.device import dtype_name
 from worker_svc.digest import model_digest
-from worker_svc.drafting.drafter import Drafter
+from worker_svc.drafting.drafter import Drafter, TargetStep
 from worker_svc.drafting.open import open_drafter
 from worker_svc.drafting.speculation import NO_DRAFTS_RUN, DraftReport, Speculation
 from worker_svc.drafting.step_costs import measure_step_costs
 from worker_svc.draw_rows import DrawRows, draw_rows
-from worker_svc.grammar import Grammars, open_grammars
+from worker_svc.grammar import NO_GRAMMARS, Grammars, open_grammars
 from worker_svc.host import usable_cores
 from worker_svc.kv_cache import fit_context
 from worker_svc.loader import Progress, open_checkpoint
@@ -70,9 +71,14 @@ def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = 
     vocab_size, eos_token_ids = checkpoint.config.vocab_size, _inside_vocabulary(checkpoint)
     with ThreadPoolExecutor(1) as helper:
         opening = helper.submit(
-            open_grammars, files, vocab_size=vocab_size, eos_token_ids=eos_token_ids, num_threads=num_threads
+            open_grammars,
+            files,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            num_threads=num_threads,
+            cache_bytes=config.grammar_cache_bytes,
         )
-        part = load_part(config, checkpoint, progress, group)
+        part = load_part(config, files, checkpoint, progress, group)
         grammars = opening.result()
     info = ModelInfo(
         name=files.name,
@@ -88,11 +94,12 @@ def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = 
     )
     if info.max_model_len < part.longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    return ModelRunner(config, info, part, grammars, open_drafter(config))
+    drafter = open_drafter(config, part.draft, part.model, part.cache, part.device)
+    return ModelRunner(config, info, part, grammars, drafter)
 
 
 class ModelRunner:
-    """A loaded model with its KV blocks and slots. One thread at a time may call it."""
+    """A loaded model with its KV blocks and slots. One thread at a time may call it, and one more `prepare`."""
 
     def __init__(
         self,
@@ -115,6 +122,7 @@ class ModelRunner:
         self._model = part.model
         self._kv = part.cache
         self._device = part.device
+        self._grammars = grammars
         self._leader = part.leader
         # Announced steps, in the order in which they come.
         self._begun: deque[BegunStep] = deque()
@@ -151,6 +159,13 @@ class ModelRunner:
                 max_num_seqs=self.max_num_seqs,
                 max_num_draft_tokens=self.max_num_draft_tokens,
             )
+
+    def prepare(self, grammar: str) -> str:
+        """What is wrong with a grammar, "" if nothing is; one that is not needs no step to compile it. The one method
+        for another thread, while steps run."""
+        if self._grammars is None:
+            return NO_GRAMMARS
+        return self._grammars.prepare(grammar)
 
     @torch.inference_mode()
     def announce(self, plan: BatchPlan) -> bool:
@@ -189,9 +204,9 @@ class ModelRunner:
         return BegunStep(plan=plan, runs=runs, failures=failures, scored=scored, pooled=pooled, inputs=inputs)
 
     def _finish(self, begun: BegunStep, started_s: float) -> StepResult:
-        draws, scores, embeddings = self._run(begun)
+        draws, scores, embeddings, target_step = self._run(begun)
         self._slots.advance(begun.runs, draws.slots, draws.counts, draws.token_ids)
-        drafts = self._learn(begun.runs, begun.inputs, draws)
+        drafts = self._learn(target_step, draws)
         failed_slots = (*scores.failed_slots, *embeddings.failed_slots)
         return StepResult(
             epoch=begun.plan.epoch,
@@ -230,22 +245,31 @@ class ModelRunner:
         hidden = rehearse(self._model, self._kv.layers, num_rows, num_rows, self._device)
         self._model.most_likely(hidden).cpu()
 
-    def _learn(self, runs: Runs, inputs: BatchInputs | None, draws: Draws) -> DraftReport:
-        if self._speculation is None or inputs is None:
+    def _learn(self, step: TargetStep | None, draws: Draws) -> DraftReport:
+        if self._speculation is None or step is None:
             return NO_DRAFTS_RUN
-        return self._speculation.observe(runs, inputs, None, draws, self._slots)
+        return self._speculation.observe(step, draws, self._slots)
 
-    def _run(self, begun: BegunStep) -> tuple[Draws, PromptScores, Embeddings]:
-        inputs = begun.inputs
+    def _run(self, begun: BegunStep) -> tuple[Draws, PromptScores, Embeddings, TargetStep | None]:
+        runs, inputs = begun.runs, begun.inputs
         if inputs is None:
-            return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS
-        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows)
-        rows = draw_rows(begun.runs, self._slots)
+            return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS, None
+        taps = self._make_taps(len(inputs.token_ids))
+        hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows, taps)
+        rows = draw_rows(runs, self._slots)
         num_draw_rows = len(rows.row_slots)
         scored_end = num_draw_rows + (0 if begun.scored is None else len(begun.scored.rows))
         scores = self._score(hidden[num_draw_rows:scored_end], begun.scored)
         embeddings = self._pool(hidden[scored_end:], begun.pooled)
-        return self._draw(hidden[:num_draw_rows], rows).without(scores.failed_slots), scores, embeddings
+        step = TargetStep(runs=runs, inputs=inputs, tapped=None if taps is None else taps.states.flatten(1))
+        return self._draw(hidden[:num_draw_rows], rows).without(scores.failed_slots), scores, embeddings, step
+
+    def _make_taps(self, num_tokens: int) -> HiddenTaps | None:
+        layers = () if self._speculation is None else self._speculation.tap_layers
+        if not layers:
+            return None
+        shape = (num_tokens, len(layers), self._model.config.hidden_size)
+        return HiddenTaps(layers=layers, states=torch.empty(shape, dtype=self._kv.blocks.dtype, device=self._device))
 
     def _score(self, hidden: Tensor, rows: PromptRows | None) -> PromptScores:
         """`hidden` [rows, hidden]."""

@@ -111,6 +111,14 @@ class SafetensorsWeights:
         part = self._parts[name]
         return self._open_files[part.file].get_slice(part.stored_name)
 
+    def read_integers(self, name: str) -> Tensor:
+        """A tensor of int64, which no weight is. Raises ModelLoadError if it has another type."""
+        part = self._parts[name]
+        tensor = self._open_files[part.file].get_tensor(part.stored_name)
+        if tensor.dtype != torch.int64:
+            raise ModelLoadError(f"{self.describe(name)} has type {tensor.dtype}, it must be int64")
+        return tensor
+
     def _dtype(self, name: str) -> torch.dtype:
         stored = self._slice(name).get_dtype()
         dtype = _DTYPES.get(stored)

@@ -67,6 +67,7 @@ class AttachLoop:
         self._attached: tuple[Attachment, asyncio.Timeout] | None = None
         # One thread for all attachments: a thread that calls torch starts a team of its own.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._preparing_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
 
     async def serve(self) -> None:
         """Returns after `stop`, or when the scheduler has sent this worker away for good. Raises StartupError if it
@@ -76,6 +77,7 @@ class AttachLoop:
         finally:
             # The step at hand ends first, but nobody needs it.
             self._thread.shutdown(wait=False)
+            self._preparing_thread.shutdown(wait=False, cancel_futures=True)
 
     async def stop(self, drain_timeout_s: float = 0.0) -> None:
         """Makes `serve` return: asks the scheduler to let this worker leave, which gives what it runs that long to
@@ -154,7 +156,7 @@ class AttachLoop:
     async def _run(
         self, call: AttachCall, messages: AsyncIterator[worker_pb2.AttachResponse], welcome: worker_pb2.Welcome
     ) -> bool:
-        attachment = Attachment(call, welcome, self._runner, self._thread, self._metrics)
+        attachment = Attachment(call, welcome, self._runner, self._thread, self._preparing_thread, self._metrics)
         try:
             async with asyncio.timeout(None) as limit:
                 self._attached = attachment, limit

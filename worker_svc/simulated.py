@@ -91,6 +91,10 @@ class SimulatedRunner:
     def announce(self, plan: BatchPlan) -> bool:
         raise AssertionError("there is one stage")
 
+    def prepare(self, grammar: str) -> str:
+        """Nothing is followed here, so any will do."""
+        return ""
+
     def step(self, plan: BatchPlan) -> StepResult:
         """Raises PlanError; after that only a snapshot, or the first plan of another epoch, can be run."""
         started_s = time.perf_counter()

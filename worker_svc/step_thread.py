@@ -42,6 +42,11 @@ class Runner(Protocol):
 
     def step(self, plan: BatchPlan) -> StepResult: ...
 
+    def prepare(self, grammar: str) -> str:
+        """What is wrong with a grammar that requests will bring, "" if nothing is. Called in another thread than the
+        rest, while steps run."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:

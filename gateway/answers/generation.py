@@ -17,7 +17,7 @@ from gateway.requests.job import Job
 from pageloom.client import EngineClient
 from pageloom.detokenizer import StopStrings
 from pageloom.engine_session import EngineStream
-from pageloom.errors import PageloomError
+from pageloom.errors import InvalidRequest, PageloomError
 from pageloom.tokenizer import Tokenizer
 from pageloom.wakeup import Wakeup
 
@@ -38,6 +38,7 @@ class Generation:
         self._client = client
         self._request_id = request_id
         self._observer = observer
+        self._grammar_field = job.grammar_field
         stops = StopStrings(job.stop)
         self._runs = [PromptRun(job, index, tokenizer, stops) for index in range(len(job.prompts))]
         self._wakeup = Wakeup()
@@ -124,6 +125,8 @@ class Generation:
                 if run.finished or stream.complete:
                     self._open.remove(entry)
                     self._ready.extend(run.end())
+        except InvalidRequest as error:
+            self._failure = error.for_caller(self._grammar_field) if error.param == "grammar" else error
         except Exception as error:
             self._failure = error
 

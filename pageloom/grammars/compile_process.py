@@ -3,6 +3,7 @@ process of its own, because a compilation cannot be stopped otherwise; `compiler
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import signal
@@ -82,6 +83,7 @@ def main(source: BinaryIO, sink: BinaryIO, max_compile_s: float) -> None:
     tokens = [spelling.encode("latin-1") for spelling in vocabulary["tokens"]]
     tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special_token_ids"])))
     _limit_memory()
+    _be_quiet()
     sink.write(encode_frame(b""))
     sink.flush()
     while (grammar := _read_frame(source)) is not None:
@@ -98,6 +100,13 @@ def _limit_memory() -> None:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MAX_COMPILE_BYTES, used + MAX_COMPILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _be_quiet() -> None:
+    """What llguidance writes when a grammar is too much for it is nobody's news, and the parent no longer reads it."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, sys.stderr.fileno())
+    os.close(silence)
 
 
 def _read_frame(source: BinaryIO) -> bytes | None:

@@ -28,6 +28,9 @@ from pageloom.requests import GenerateRequest
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
 
+# Of the parameters of `generate` and `chat`, that which gives a grammar.
+GRAMMAR_FIELD = "structured_outputs"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -166,10 +169,10 @@ class _Choice:
         return False
 
     def finish(self, event: ChoiceFinished, *, aborted: bool) -> None:
-        """Raises EngineError or Unavailable if the engine gave up, DeadlineExceeded if it had no more time."""
+        """Raises what `ChoiceFinished.require_success` raises, if the engine gave up."""
         if self._matched is None:
             if not aborted:
-                event.require_success()
+                event.require_success(grammar_field=GRAMMAR_FIELD)
             if self._text is not None:
                 self._pieces.append(self._text.finish())
         if self._matched is not None:

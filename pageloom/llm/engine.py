@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from pageloom.client import EngineClient
-from pageloom.errors import EngineError, Unavailable
+from pageloom.errors import EngineError, InvalidRequest, Unavailable
 from pageloom.grammars.compiler import GrammarCompiler
-from pageloom.llm.answer import Answer, Question
+from pageloom.llm.answer import GRAMMAR_FIELD, Answer, Question
 from pageloom.llm.asked import Asked
 from pageloom.llm.batch import Batch
 from pageloom.llm.outputs import RequestOutput
@@ -76,7 +76,8 @@ class Engine:
             assert address is not None
             client = await exits.enter_async_context(EngineClient(address))
             engine = cls(client, model, _served(await client.info(), address), config.seed)
-            exits.push_async_callback(engine._close)
+            await exits.enter_async_context(engine._grammars)
+            exits.callback(engine._close)
             if stack is not None:
                 engine._watch(stack)
             yield engine
@@ -155,9 +156,14 @@ class Engine:
 
     @asynccontextmanager
     async def failing(self) -> AsyncGenerator[None]:
-        """If the engine has ended, that is why what is in here fails."""
+        """If the engine has ended, that is why what is in here fails. What a worker says of a grammar names the
+        parameter that gave it."""
         try:
             yield
+        except InvalidRequest as error:
+            if error.param != "grammar":
+                raise
+            raise error.for_caller(GRAMMAR_FIELD) from None
         except Unavailable:
             if self._watcher is not None:
                 await asyncio.wait((self._watcher,), timeout=_NEWS_S)
@@ -175,10 +181,9 @@ class Engine:
         # Without workers the scheduler would keep requests waiting for one.
         stack.kill()
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        await self._grammars.close()
 
 
 def _load_text_model(config: EngineConfig) -> TextModel:

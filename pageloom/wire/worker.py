@@ -23,7 +23,7 @@ from pageloom.wire.common import (
 )
 
 # Raised whenever the meaning of the plan stream changes; both ends must have the same.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:

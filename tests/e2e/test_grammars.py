@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from pageloom.client import EngineClient
+from pageloom.errors import InvalidRequest
 from pageloom.local_stack import LocalStack
 from pageloom.model_files import locate_model
 from pageloom.outputs import ChoiceFinished, FinishReason, TokensGenerated
@@ -71,6 +72,12 @@ async def answers(client: EngineClient, name: str, sampling: SamplingParams, n: 
     return choices
 
 
+async def refusal(client: EngineClient, name: str, sampling: SamplingParams) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        await answers(client, name, sampling)
+    return caught.value
+
+
 @pytest.mark.timeout(120)
 async def test_beside_others_and_under_preemption():
     """The memory holds two of these choices to their ends at most, and eight run."""
@@ -81,11 +88,11 @@ async def test_beside_others_and_under_preemption():
         bad = replace(SAMPLING, grammar='{"grammars": [{"lark_grammar": "start: nothing"}]}')
         alone = await generate(client, "plain-alone", list(PROMPT), plain)
         seeded = (await answers(client, "seeded-alone", SAMPLING))[0]
-        (four, (crowded_seeded,), (greedy,), (failed,)) = await asyncio.gather(
+        (four, (crowded_seeded,), (greedy,), refused) = await asyncio.gather(
             answers(client, "four", replace(SAMPLING, logprobs=2, top_p=0.95), n=4),
             answers(client, "seeded", SAMPLING),
             answers(client, "greedy", replace(SAMPLING, temperature=0.0, repetition_penalty=1.1, min_tokens=190)),
-            answers(client, "bad", bad),
+            refusal(client, "bad", bad),
         )
         crowded = await generate(client, "plain", list(PROMPT), plain)
         metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/metrics")
@@ -105,8 +112,7 @@ async def test_beside_others_and_under_preemption():
     assert crowded_seeded.token_ids == seeded.token_ids
     assert alone == crowded
     assert metric(metrics.text, "pageloom_num_preemptions_total") > 0
-    assert failed.finished is not None
-    assert failed.finished.reason is FinishReason.ERROR
-    assert "the grammar cannot be used" in failed.finished.error_message
+    assert refused.param == "grammar"
+    assert "the grammar cannot be used" in refused.message
     tokens = [token_id for event in resumed if isinstance(event, TokensGenerated) for token_id in event.token_ids]
     assert tokens == seeded.token_ids[7:]

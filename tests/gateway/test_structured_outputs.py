@@ -10,6 +10,7 @@ from tests.gateway.test_chat import events
 from tests.support.gateway_server import GatewayServer
 from tests.support.grammar_text import accepts
 from tests.support.scripted_engine import EOS_TOKEN_ID, says
+from tests.support.serving import metric
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCHEMA = {
@@ -230,3 +231,13 @@ async def test_what_is_refused_before_the_engine_hears_of_it(
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
     assert not gateway.engine.requests
+
+
+async def test_refusals_are_counted(gateway: GatewayServer):
+    async def num_refused() -> float:
+        return metric((await gateway.http.get("/metrics")).text, "pageloom_grammars_refused_total")
+
+    before = await num_refused()
+    for fields in ({"regex": "(?=a)"}, {"regex": "(?=a)"}, {"regex": "a"}):
+        await gateway.chat(structured_outputs=fields, max_tokens=1)
+    assert await num_refused() == before + 2

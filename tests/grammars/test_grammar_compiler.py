@@ -3,19 +3,25 @@
 import asyncio
 import contextlib
 import json
-import os
+import platform
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
-from pageloom.errors import EngineError, InvalidRequest, Overloaded
+from pageloom.errors import InvalidRequest, Overloaded, Unavailable
 from pageloom.grammars import compiler as grammar_compiler
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.compiler import GrammarCompiler
+from pageloom.grammars.grammar_process import GrammarProcess
 from pageloom.grammars.tag_format import format_grammar
 from pageloom.tokenizer import Tokenizer
 
@@ -33,7 +39,7 @@ def processes() -> list[psutil.Process]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 -- what happens in another process is polled
             await asyncio.sleep(0.01)
 
@@ -41,9 +47,8 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tokenizer: Tokenizer) -> AsyncGenerator[GrammarCompiler]:
     """With one idle process, which most tests leave as it is."""
-    running = GrammarCompiler(tokenizer)
-    yield running
-    await running.close()
+    async with GrammarCompiler(tokenizer) as running:
+        yield running
     assert not processes()
 
 
@@ -78,9 +83,8 @@ async def test_a_verdict_is_remembered(compiler: GrammarCompiler):
     message = await refusal(compiler, bad)
     (process,) = processes()
     process.suspend()
-    async with asyncio.timeout(3):
-        await compiler.check(good)
-        assert await refusal(compiler, bad) == message
+    await compiler.check(good)
+    assert await refusal(compiler, bad) == message
     process.resume()
 
 
@@ -116,29 +120,65 @@ async def test_a_compilation_without_end_is_killed(compiler: GrammarCompiler, mo
     monkeypatch.setattr(grammar_compiler, "MAX_COMPILE_S", 0.5)
     (stuck,) = processes()
     stuck.suspend()
-    started_s = time.monotonic()
     assert "takes longer than" in await refusal(compiler, grammars.choice(["stuck"]))
-    assert time.monotonic() - started_s < 3
     await until(lambda: stuck not in processes())
     await compiler.check(grammars.choice(["stuck"]))
 
 
-async def test_a_crash_is_the_grammars_fault(compiler: GrammarCompiler):
+@pytest.mark.parametrize("crash", [signal.SIGABRT, signal.SIGSEGV])
+async def test_a_crash_is_the_grammars_fault(compiler: GrammarCompiler, crash: signal.Signals):
+    """What ends a process whose memory, or whose stack, is too small."""
     (process,) = processes()
     process.suspend()
-    waiting = asyncio.create_task(refusal(compiler, grammars.choice(["crash"])))
+    waiting = asyncio.create_task(refusal(compiler, grammars.choice([crash.name])))
     await asyncio.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
+    process.send_signal(crash)
+    process.resume()
     assert "too much memory" in await waiting
-    await compiler.check(grammars.choice(["crash"]))
+    assert not processes()
 
 
-async def test_a_process_that_died_idle_is_replaced(compiler: GrammarCompiler):
+async def test_a_process_that_is_killed_says_nothing_of_its_grammar(compiler: GrammarCompiler):
+    (process,) = processes()
+    process.suspend()
+    waiting = asyncio.create_task(compiler.check(grammars.choice(["innocent"])))
+    await asyncio.sleep(0.05)
+    process.kill()
+    await waiting
+    (another,) = processes()
+    assert another != process
+
+
+async def test_a_grammar_that_costs_two_processes_is_at_fault(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+):
+    start, started = GrammarProcess.start, asyncio.Event()
+
+    async def start_and_stop(*settings: Any) -> GrammarProcess:
+        process = await start(*settings)
+        processes()[0].suspend()
+        started.set()
+        return process
+
+    monkeypatch.setattr(GrammarProcess, "start", start_and_stop)
+    (first,) = processes()
+    first.suspend()
+    waiting = asyncio.create_task(refusal(compiler, grammars.choice(["again"])))
+    await asyncio.sleep(0.05)
+    first.kill()
+    await started.wait()
+    processes()[0].kill()
+    assert "too much memory" in await waiting
+
+
+@pytest.mark.parametrize("notices", [True, False])
+async def test_a_process_that_died_idle_is_replaced(compiler: GrammarCompiler, notices: bool):
     (process,) = processes()
     process.kill()
-    await until(lambda: process not in processes())
-    await asyncio.sleep(0.02)
-    await compiler.check(grammars.choice(["next"]))
+    if notices:
+        await until(lambda: process not in processes())
+        await asyncio.sleep(0.02)
+    await compiler.check(grammars.choice([f"next {notices}"]))
 
 
 async def test_a_slow_grammar_holds_up_no_other(compiler: GrammarCompiler):
@@ -146,8 +186,7 @@ async def test_a_slow_grammar_holds_up_no_other(compiler: GrammarCompiler):
     process.suspend()
     slow = asyncio.create_task(compiler.check(grammars.choice(["slow"])))
     await asyncio.sleep(0.01)
-    async with asyncio.timeout(10):
-        await compiler.check(grammars.choice(["quick"]))
+    await compiler.check(grammars.choice(["quick"]))
     process.resume()
     await slow
     # One stays, for the next grammar.
@@ -161,19 +200,61 @@ async def test_too_many_at_once_are_told_to_come_later(compiler: GrammarCompiler
     assert [type(result) for result in results] == [type(None), type(None), Overloaded]
 
 
-async def test_it_says_so_if_no_process_can_be_started(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.executable", "/bin/false")
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo no such module >&2; exit 3", "no such module"),
+        ("exit 3", "it ended with code 3 and said nothing"),
+        ("kill -9 $$", "it ended with code -9 and said nothing"),
+        (None, "No such file or directory"),
+    ],
+)
+async def test_it_says_so_if_no_process_can_be_started(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, reason: str
+):
+    program = tmp_path / "python"
+    if script is not None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
     before = processes()
-    with pytest.raises(EngineError, match="does not start"):
-        await GrammarCompiler(tokenizer).check(grammars.json_object())
+    with capture_logs() as logs:
+        async with GrammarCompiler(tokenizer) as compiler:
+            with pytest.raises(Unavailable, match="grammars cannot be compiled now"):
+                await compiler.check(grammars.json_object())
+    (line,) = logs
+    assert (line["log_level"], reason in line["reason"]) == ("error", True), line
     assert set(processes()) <= set(before)
+
+
+SPAWNS = """
+import ctypes, os, socket
+from pageloom.grammars.grammar_process import spawn
+
+forks = []
+note = ctypes.CFUNCTYPE(None)(lambda: forks.append(True))
+assert ctypes.CDLL(None)["__register_atfork"](note, None, None, None) == 0
+ours, theirs = socket.socketpair()
+with ours, theirs, spawn(theirs, 1.0) as process:
+    process.kill()
+print(len(forks))
+if os.fork() == 0:
+    os._exit(0)
+print(len(forks))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="looks into glibc")
+async def test_a_process_is_started_without_a_fork():
+    """gRPC's handlers of forks crash some of the children."""
+    ran = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", SPAWNS], capture_output=True, text=True)
+    assert (ran.stdout.split(), ran.stderr) == (["0", "1"], "")
 
 
 async def test_without_grammars_there_is_no_process(tokenizer: Tokenizer):
     before = processes()
-    compiler = GrammarCompiler(tokenizer)
-    assert set(processes()) <= set(before)
-    await compiler.close()
+    async with GrammarCompiler(tokenizer):
+        assert set(processes()) <= set(before)
 
 
 def nested(levels: int) -> str:
@@ -208,19 +289,18 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-async def test_a_bomb_costs_its_sender_at_most_five_seconds(compiler: GrammarCompiler, name: str):
-    started_s = time.monotonic()
+async def test_a_bomb_costs_nobody_but_its_sender(compiler: GrammarCompiler, name: str):
+    """By the processor's time: how long all of it takes depends on what else runs. That a compilation is ended by the
+    clock has a test above."""
     bomb = asyncio.create_task(compiler.check(BOMBS[name]()))
-    longest_s, last_s = 0.0, started_s
+    longest_s, last_s = 0.0, time.thread_time()
     while not bomb.done():
         await asyncio.sleep(0.005)
-        longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
+        longest_s, last_s = max(longest_s, time.thread_time() - last_s), time.thread_time()
     # Either llguidance can do it, or it is refused.
     assert isinstance(bomb.exception(), InvalidRequest | None)
-    assert time.monotonic() - started_s < 5
-    assert longest_s < 1.5, "the event loop went on"
-    async with asyncio.timeout(5):
-        await compiler.check(grammars.choice(["after " + name]))
+    assert longest_s < 0.5, "the event loop was held up"
+    await compiler.check(grammars.choice(["after " + name]))
 
 
 async def test_nothing_grows_with_the_number_of_schemas(compiler: GrammarCompiler, tmp_path, monkeypatch):

@@ -59,6 +59,11 @@ class PaperRunner:
     def announce(self, plan: BatchPlan) -> bool:
         raise AssertionError("there is one stage")
 
+    def prepare(self, grammar: str) -> str:
+        """As slow as a step; takes every grammar but those that say they are bad."""
+        time.sleep(self._step_s)
+        return f"{grammar} cannot be used" if grammar.startswith("bad") else ""
+
     def step(self, plan: BatchPlan) -> StepResult:
         time.sleep(self._step_s)
         if plan.snapshot or self._worker is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from pageloom import __version__
-from pageloom.errors import DuplicateRequest
+from pageloom.errors import DuplicateRequest, InvalidRequest
 from pageloom.outputs import ChoiceFinished, FinishReason, PromptLogprobs, TokenLogprobs
 from pageloom.plan import CacheInfo
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
@@ -23,6 +24,9 @@ class PuppetDriver:
     def __init__(self) -> None:
         self.refusal: Exception | None = None
         self.num_submits = 0
+        self.prepared: list[str] = []
+        self.may_prepare = asyncio.Event()
+        self.may_prepare.set()
         self.requests: dict[str, GenerateRequest] = {}
         self.readers: dict[str, Reader] = {}
         self.closed: list[str] = []
@@ -38,6 +42,12 @@ class PuppetDriver:
             raise DuplicateRequest(f"{request.request_id} runs", param="request_id")
         self.requests[request.request_id] = request
         self.readers[request.request_id] = reader
+
+    async def prepare(self, grammar: str) -> None:
+        self.prepared.append(grammar)
+        await self.may_prepare.wait()
+        if grammar.startswith("bad"):
+            raise InvalidRequest(f"{grammar} cannot be used", param="grammar")
 
     def cancel(self, request_id: str, choice_indexes: tuple[int, ...] = ()) -> None:
         self.cancelled.append((request_id, choice_indexes))

@@ -90,8 +90,9 @@ def _run_job(job: Job) -> Outcome | None:
         ]
         outcome = Outcome(outputs=outputs, prompt_logprobs=scores)
     else:
-        checkpoint = open_checkpoint(locate_model(config.model))
-        part = load_part(config, checkpoint, lambda _done, _total: None, group)
+        files = locate_model(config.model)
+        checkpoint = open_checkpoint(files)
+        part = load_part(config, files, checkpoint, lambda _done, _total: None, group)
         follow(group.receiver(part.device), part.model, part.cache, group.ranks(checkpoint.config.vocab_size))
     group.leave()
     return outcome

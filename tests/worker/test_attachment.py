@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from pageloom import wire
 from pageloom.errors import EngineError
+from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
 from pageloom.plan import Admission, BatchPlan, CacheInfo, ModelInfo, StepResult
 from pageloom.rpc.v1 import worker_pb2
 from pageloom.sampling_params import SamplingParams
@@ -42,6 +43,8 @@ class PermittedRunner:
         self.max_num_draft_tokens = hello.max_num_draft_tokens
         self.started: list[tuple[int, int]] = []
         self.num_finished = 0
+        self.prepared: list[str] = []
+        self.may_prepare = threading.Event()
         self._permits: SimpleQueue[Exception | None] = SimpleQueue()
 
     def permit(self, num_steps: int) -> None:
@@ -53,6 +56,11 @@ class PermittedRunner:
 
     def announce(self, plan: BatchPlan) -> bool:
         raise AssertionError("there is one stage")
+
+    def prepare(self, grammar: str) -> str:
+        self.prepared.append(grammar)
+        self.may_prepare.wait(10)
+        return "it is bad" if grammar == "bad" else ""
 
     def step(self, plan: BatchPlan) -> StepResult:
         self.started.append((plan.epoch, plan.step))
@@ -106,6 +114,7 @@ async def world() -> AsyncIterator[World]:
                 await asyncio.wait([serving])
                 # For the step at hand, whose thread would wait on.
                 runner.permit(1)
+                runner.may_prepare.set()
 
 
 def admission(slot: int = 0) -> Admission:
@@ -212,6 +221,44 @@ async def test_what_the_protocol_does_not_allow_breaks_the_stream(message: worke
         assert reason in await it.broken()
         await dial.wait_until_ended()
         assert it.runner.started == [(1, 1)]
+
+
+async def prepared(dial: Dial) -> tuple[int, str]:
+    message = await dial.next()
+    assert message is not None
+    assert message.WhichOneof("message") == "grammar_prepared", message
+    return message.grammar_prepared.number, message.grammar_prepared.error
+
+
+def preparation(number: int, grammar: str = "g") -> worker_pb2.AttachResponse:
+    return worker_pb2.AttachResponse(prepare_grammar=worker_pb2.PrepareGrammar(number=number, grammar=grammar))
+
+
+async def test_grammars_are_prepared_beside_the_steps():
+    async with world() as it:
+        dial = await it.attached()
+        await dial.send(preparation(1))
+        await until(lambda: bool(it.runner.prepared))
+        it.runner.permit(1)
+        await dial.plan(first_plan())
+        assert (await dial.result()).step == 1
+        await dial.send(preparation(2, "bad"))
+        it.runner.may_prepare.set()
+        assert [await prepared(dial) for _ in range(2)] == [(1, ""), (2, "it is bad")]
+
+
+async def test_too_many_grammars_break_the_stream():
+    async with world() as it:
+        dial = await it.attached()
+        for number in range(MAX_GRAMMARS_PREPARING):
+            await dial.send(preparation(number))
+        it.runner.may_prepare.set()
+        assert len({await prepared(dial) for _ in range(MAX_GRAMMARS_PREPARING)}) == MAX_GRAMMARS_PREPARING
+        it.runner.may_prepare.clear()
+        for number in range(MAX_GRAMMARS_PREPARING + 1):
+            await dial.send(preparation(number))
+        assert "64 grammars" in await it.broken()
+        it.runner.may_prepare.set()
 
 
 async def test_a_plan_that_contradicts_the_slots_breaks_the_stream():

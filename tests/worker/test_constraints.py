@@ -48,7 +48,7 @@ def regex(pattern: str) -> str:
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    opened = open_grammars(locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=2)
+    opened = open_grammars(locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=2, cache_bytes=2**26)
     assert opened is not None
     return opened
 
@@ -165,7 +165,7 @@ def test_a_tokenizer_that_puts_a_space_before_a_text():
     tokenizer = Tokenizer(backend, special_tokens={}, chat_templates={})
     assert tokenizer.encode("ab", add_special_tokens=False) == [4, 3]
     vocabulary = Vocabulary(tokenizer, vocab_size=len(spellings), eos_token_ids=(0,))
-    bench = Bench(len(spellings), 2, (0,), Grammars(vocabulary, num_threads=1))
+    bench = Bench(len(spellings), 2, (0,), Grammars(vocabulary, num_threads=1, cache_bytes=2**20))
     bench.bind(0, SamplingParams(seed=0, grammar=regex("ab\n? a")))
     while 0 not in bench.outputs[0]:
         bench.sample(torch.zeros(1, len(spellings)), [0])
@@ -229,7 +229,9 @@ class TestTrouble:
         """It and those that share its states; the next request with the same grammar begins with none."""
         limits = {**GRAMMAR_LIMITS, "max_lexer_states": 1200}
         monkeypatch.setattr("worker_svc.grammar.GRAMMAR_LIMITS", limits)
-        grammars = open_grammars(locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=1)
+        grammars = open_grammars(
+            locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=1, cache_bytes=2**26
+        )
         bench = Bench(VOCAB_SIZE, 8, EOS, grammars)
         hungry = SamplingParams(seed=0, grammar=regex(".*a.{40}b.{40}"))
         bench.bind(0, hungry)

@@ -38,7 +38,8 @@ class TargetStep:
 
     runs: Runs
     inputs: BatchInputs
-    features: Tensor | None  # [tokens, width]: what the drafter reads of the model, None if it reads nothing
+    # [tokens, tap layers * hidden]: what went into the layers that the drafter asks for; None if it asks for none.
+    tapped: Tensor | None
 
 
 class Drafter(Protocol):
@@ -51,8 +52,8 @@ class Drafter(Protocol):
     """
 
     @property
-    def num_features(self) -> int:
-        """Width of the rows that `observe` wants of the model's hidden states; 0: none."""
+    def tap_layers(self) -> tuple[int, ...]:
+        """The model's layers whose inputs `observe` wants to see."""
 
     def bind(self, admission: Admission) -> None:
         """A slot is bound to another sequence, whose known tokens are in the admission."""

@@ -27,8 +27,8 @@ class NgramDrafter:
     max_len: int
 
     @property
-    def num_features(self) -> int:
-        return 0
+    def tap_layers(self) -> tuple[int, ...]:
+        return ()
 
     def bind(self, admission: Admission) -> None:
         """The tokens are read from the slot table."""

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pageloom.plan import Admission
-from worker_svc.batch_inputs import BatchInputs
 from worker_svc.drafting.draft_lengths import DraftLengths
 from worker_svc.drafting.drafter import Drafter, DraftRequests, Drafts, TargetStep
 from worker_svc.drafting.step_costs import StepCosts
@@ -35,7 +33,7 @@ class Speculation:
     """One drafter, and how much of what it guesses is run. Nothing is decided here about what is drawn."""
 
     def __init__(self, drafter: Drafter, costs: StepCosts, *, max_num_seqs: int, max_num_draft_tokens: int) -> None:
-        self.num_features = drafter.num_features
+        self.tap_layers = drafter.tap_layers
         self._drafter = drafter
         self._costs = costs
         self._lengths = DraftLengths(costs, max_num_seqs=max_num_seqs, max_num_draft_tokens=max_num_draft_tokens)
@@ -73,11 +71,10 @@ class Speculation:
         kept = within < np.repeat(lens, drafts.lens)
         return table.add_drafts(runs, num_drafts, drafts.token_ids[kept])
 
-    def observe(
-        self, runs: Runs, inputs: BatchInputs, features: Tensor | None, draws: Draws, table: SlotTable
-    ) -> DraftReport:
+    def observe(self, step: TargetStep, draws: Draws, table: SlotTable) -> DraftReport:
         """After the step, with `table` at its end."""
-        self._drafter.observe(TargetStep(runs=runs, inputs=inputs, features=features), table)
+        runs = step.runs
+        self._drafter.observe(step, table)
         self._lengths.record(draws.slots, draws.num_drafts, draws.counts - 1)
         num_draws, num_drafts = int(np.count_nonzero(runs.draws)), int(runs.num_drafts.sum())
         num_rows = int(runs.lens.sum())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from pageloom_kernels import AttentionBatch
+from pageloom_kernels import AttentionBatch, HiddenTaps
 from pageloom_kernels.cpu.engine import (
     HEAD_DIM_MULTIPLE,
     PAGE_TOKENS,
@@ -67,10 +70,16 @@ class CpuLlama:
         self._engine: StepEngine | None = None
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
-        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V."""
-        return self._loaded().forward(token_ids, batch, kv_caches, output_rows)
+        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V, and
+        fills `taps`."""
+        return self._loaded().forward(token_ids, batch, kv_caches, output_rows, taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""
@@ -79,6 +88,17 @@ class CpuLlama:
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> token ids [rows]; -1 where the largest logit is not a finite number."""
         return self._loaded().most_likely(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        return self._loaded().embed(token_ids)
+
+    def first_layers(self, num_layers: int) -> Self:
+        """A model of the first layers, the norm and the head, over the same weights."""
+        model = copy(self)
+        model.config = replace(self.config, num_layers=num_layers)
+        model._engine = self._loaded().first_layers(num_layers)
+        return model
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""

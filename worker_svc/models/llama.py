@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pageloom_kernels import AttentionBatch, paged_attention, rms_norm, rotary_write_kv
+from pageloom_kernels import AttentionBatch, HiddenTaps, paged_attention, rms_norm, rotary_write_kv
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.feed_forward import NamedLinear, make_mlp
 from worker_svc.models.layers import Linear
@@ -51,17 +54,25 @@ class Llama:
         self.cos, self.sin = cos.to(device), sin.to(device)
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
-        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V."""
+        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V, and
+        fills `taps`."""
         layout = self._ranks.layout
         if layout.is_first:
-            hidden = self._ranks.embed(token_ids, self.embedding)
+            hidden = self.embed(token_ids)
         else:
             shape = len(token_ids), self.config.hidden_size
             hidden = self._ranks.receive(torch.empty(shape, dtype=self._dtype, device=self._device))
         residual: Tensor | None = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
+            if taps is not None:
+                _tap(taps, index, hidden, residual)
             hidden, residual = layer.forward(hidden, residual, self.cos, self.sin, kv_cache, batch)
         assert residual is not None
         if not layout.is_last:
@@ -82,6 +93,16 @@ class Llama:
 
     def _own_logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.embedding) if self.head is None else self.head(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        return self._ranks.embed(token_ids, self.embedding)
+
+    def first_layers(self, num_layers: int) -> Self:
+        """A model of the first layers, the norm and the head, over the same weights."""
+        model = copy(self)
+        model.config, model.layers = replace(self.config, num_layers=num_layers), self.layers[:num_layers]
+        return model
 
     def destinations(self) -> dict[str, Tensor]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
@@ -187,6 +208,13 @@ class LlamaLayer:
     def expert_linears(self, prefix: str) -> list[NamedLinear]:
         """As Llama.expert_linears, for one layer."""
         return self.mlp.expert_linears(f"{prefix}mlp.")
+
+
+def _tap(taps: HiddenTaps, layer: int, hidden: Tensor, residual: Tensor | None) -> None:
+    """Keeps what goes into `layer`, if it is asked for."""
+    for tap, tapped in enumerate(taps.layers):
+        if tapped == layer:
+            taps.states[:, tap] = hidden if residual is None else hidden + residual
 
 
 def _parts(linear: Linear, names: Sequence[str], sizes: list[int]) -> dict[str, Tensor]:

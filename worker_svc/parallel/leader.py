@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
-from pageloom_kernels import AttentionBatch
+from pageloom_kernels import AttentionBatch, HiddenTaps
 from worker_svc.batch_inputs import BatchInputs
 from worker_svc.kv_cache import KvCache
 from worker_svc.models.config import LlamaConfig
@@ -50,8 +51,14 @@ class LeaderModel:
         self._num_announced += 1
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
+        assert taps is None, "a draft model needs the whole of this one"
         if self._num_announced:
             self._num_announced -= 1
         else:
@@ -69,6 +76,12 @@ class LeaderModel:
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         return self._part.most_likely(self._share(hidden, most_likely=True))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        raise AssertionError("a draft model needs the whole of this one")
+
+    def first_layers(self, num_layers: int) -> Self:
+        raise AssertionError("a draft model needs the whole of this one")
 
     def _share(self, hidden: Tensor, *, most_likely: bool) -> Tensor:
         if not self._stage_peers:

@@ -49,8 +49,9 @@ def _follow(config: WorkerConfig, group: Group) -> None:
     from worker_svc.model_part import load_part
     from worker_svc.parallel.follower import follow
 
-    checkpoint = open_checkpoint(locate_model(config.model))
-    part = load_part(config, checkpoint, lambda _done_bytes, _total_bytes: None, group)
+    files = locate_model(config.model)
+    checkpoint = open_checkpoint(files)
+    part = load_part(config, files, checkpoint, lambda _done_bytes, _total_bytes: None, group)
     ranks = group.ranks(checkpoint.config.vocab_size)
     follow(group.receiver(part.device), part.model, part.cache, ranks)
 

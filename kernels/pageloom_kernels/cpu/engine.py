@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pageloom_kernels.cpu import structs
 from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.hidden_taps import HiddenTaps
 from pageloom_kernels.paged_attention.batch import AttentionBatch
 
 # kPageTokens of src/kernels.h, and what AttentionShape there asks of a head.
@@ -157,7 +158,12 @@ class StepEngine:
         weakref.finalize(self, self._functions.pageloom_model_free, self._handle).atexit = False
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
         """[tokens] int64 -> normalized hidden states of `output_rows`, [outputs, hidden]; writes each layer's K and V
         into its bfloat16 [blocks, 2, kv_heads, block_size, head_dim], in the order of src/kernels.h."""
@@ -166,7 +172,7 @@ class StepEngine:
         done = self._functions.pageloom_forward(
             self._pool.handle,
             self._handle,
-            ctypes.byref(_step_inputs(token_ids, batch, block_size, output_rows)),
+            ctypes.byref(_step_inputs(token_ids, batch, block_size, output_rows, taps)),
             (ctypes.c_void_p * len(kv_caches))(*[cache.data_ptr() for cache in kv_caches]),
             hidden.data_ptr(),
         )
@@ -187,6 +193,18 @@ class StepEngine:
         )
         _check(done)
         return token_ids
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] int64 -> bfloat16 [tokens, hidden]."""
+        rows = torch.empty(len(token_ids), self._weights.embedding.in_features, dtype=torch.bfloat16)
+        self._functions.pageloom_embed(
+            self._pool.handle, self._handle, token_ids.data_ptr(), len(token_ids), rows.data_ptr()
+        )
+        return rows
+
+    def first_layers(self, num_layers: int) -> StepEngine:
+        """A model of the first layers, the norm and the head, over the same weights."""
+        return StepEngine(self._store, replace(self._weights, layers=self._weights.layers[:num_layers]))
 
 
 def attention_batch(batch: AttentionBatch, block_size: int) -> structs.AttentionBatch:
@@ -217,7 +235,10 @@ def experts_struct(experts: ExpertsWeights) -> structs.Experts:
     )
 
 
-def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor) -> structs.StepInputs:
+def _step_inputs(
+    token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor, taps: HiddenTaps | None
+) -> structs.StepInputs:
+    layers = () if taps is None else taps.layers
     return structs.StepInputs(
         num_rows=len(token_ids),
         token_ids=token_ids.data_ptr(),
@@ -226,6 +247,9 @@ def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, outp
         num_outputs=len(output_rows),
         output_rows=output_rows.data_ptr(),
         attention=attention_batch(batch, block_size),
+        num_taps=len(layers),
+        tap_layers=(ctypes.c_int32 * len(layers))(*layers),
+        taps=None if taps is None else taps.states.data_ptr(),
     )
 
 

@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "forward": (c_bool, (*_POINTERS, POINTER(structs.StepInputs), POINTER(c_void_p), c_void_p)),
     "logits": (c_bool, (*_POINTERS, c_void_p, c_int64, c_void_p)),
     "most_likely": (c_bool, (*_POINTERS, c_void_p, c_int64, c_void_p)),
+    "embed": (None, (*_POINTERS, c_void_p, c_int64, c_void_p)),
     "memory_ahead_create": (c_void_p, (c_void_p, c_int64, c_int64, c_int64)),
     "memory_ahead_free": (None, (c_void_p,)),
     "memory_ahead_used": (None, (c_void_p, c_int64)),

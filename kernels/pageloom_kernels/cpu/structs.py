@@ -92,4 +92,7 @@ class StepInputs(Structure):
         ("num_outputs", c_int64),
         ("output_rows", c_void_p),
         ("attention", AttentionBatch),
+        ("num_taps", c_int64),
+        ("tap_layers", POINTER(c_int32)),
+        ("taps", c_void_p),
     )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pageloom.rpc.v1 import common_pb2 as pageloom_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpageloom/rpc/v1/worker.proto\x12\x0fpageloom.rpc.v1\x1a\x1cpageloom/rpc/v1/common.proto\"\xd5\x01\n\rAttachRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pageloom.rpc.v1.HelloH\x00\x12\x32\n\x0bstep_result\x18\x02 \x01(\x0b\x32\x1b.pageloom.rpc.v1.StepResultH\x00\x12/\n\theartbeat\x18\x03 \x01(\x0b\x32\x1a.pageloom.rpc.v1.HeartbeatH\x00\x12+\n\x07leaving\x18\x04 \x01(\x0b\x32\x18.pageloom.rpc.v1.LeavingH\x00\x42\t\n\x07message\"\x9d\x01\n\x0e\x41ttachResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.pageloom.rpc.v1.WelcomeH\x00\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.pageloom.rpc.v1.BatchPlanH\x00\x12\'\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x16.pageloom.rpc.v1.DrainH\x00\x42\t\n\x07message\"\x1c\n\x07Leaving\x12\x11\n\ttimeout_s\x18\x01 \x01(\x02\"\x9a\x02\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.pageloom.rpc.v1.ModelInfo\x12)\n\x05\x63\x61\x63he\x18\x05 \x01(\x0b\x32\x1a.pageloom.rpc.v1.CacheInfo\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x15\n\rhighest_epoch\x18\x08 \x01(\x04\x12\x1c\n\x14max_num_draft_tokens\x18\t \x01(\r\x12\x12\n\nnum_stages\x18\n \x01(\r\"W\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x02\x12\x1f\n\x17max_num_steps_in_flight\x18\x03 \x01(\r\"(\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x15\n\x05\x44rain\x12\x0c\n\x04stop\x18\x01 \x01(\x08\"\xec\x02\n\tBatchPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x16\n\x0ereleased_slots\x18\x04 \x03(\r\x12.\n\nadmissions\x18\x05 \x03(\x0b\x32\x1a.pageloom.rpc.v1.Admission\x12\x13\n\x0bgrown_slots\x18\x06 \x03(\r\x12\x14\n\x0cgrown_counts\x18\x07 \x03(\r\x12\x17\n\x0fgrown_block_ids\x18\x08 \x03(\r\x12\x13\n\x0b\x63hunk_slots\x18\t \x03(\r\x12\x12\n\nchunk_lens\x18\n \x03(\r\x12\x12\n\nheld_slots\x18\x0b \x03(\r\x12\x1d\n\x15\x63opy_source_block_ids\x18\x0c \x03(\r\x12\x1d\n\x15\x63opy_target_block_ids\x18\r \x03(\r\x12\x13\n\x0b\x64raft_slots\x18\x0e \x03(\r\x12\x14\n\x0c\x64raft_limits\x18\x0f \x03(\r\"\x87\x02\n\tAdmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.pageloom.rpc.v1.SamplingParams\x12\x14\n\x0c\x63hoice_index\x18\x07 \x01(\r\x12\x1a\n\x12\x66irst_scored_token\x18\x08 \x01(\r\x12)\n\x07pooling\x18\t \x01(\x0e\x32\x18.pageloom.rpc.v1.Pooling\"\xe0\x03\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x15\n\rlogprob_slots\x18\x05 \x03(\r\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenLogprobs\x12\x14\n\x0c\x66\x61iled_slots\x18\x07 \x03(\r\x12\x18\n\x10\x66\x61ilure_messages\x18\x08 \x03(\t\x12\x13\n\x0b\x64uration_us\x18\t \x01(\r\x12\x14\n\x0cscored_slots\x18\n \x03(\r\x12\x38\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1f.pageloom.rpc.v1.PromptLogprobs\x12\x14\n\x0cpooled_slots\x18\x0c \x03(\r\x12\x12\n\nembeddings\x18\r \x03(\x0c\x12\x16\n\x0e\x66\x61ilure_params\x18\x0e \x03(\t\x12\x14\n\x0ctoken_counts\x18\x0f \x03(\r\x12\x14\n\x0c\x64raft_counts\x18\x10 \x03(\r\x12\x18\n\x0b\x64raft_limit\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15undrafted_duration_us\x18\x12 \x01(\rB\x0e\n\x0c_draft_limit2W\n\x06Worker\x12M\n\x06\x41ttach\x12\x1e.pageloom.rpc.v1.AttachRequest\x1a\x1f.pageloom.rpc.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpageloom/rpc/v1/worker.proto\x12\x0fpageloom.rpc.v1\x1a\x1cpageloom/rpc/v1/common.proto\"\x93\x02\n\rAttachRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pageloom.rpc.v1.HelloH\x00\x12\x32\n\x0bstep_result\x18\x02 \x01(\x0b\x32\x1b.pageloom.rpc.v1.StepResultH\x00\x12/\n\theartbeat\x18\x03 \x01(\x0b\x32\x1a.pageloom.rpc.v1.HeartbeatH\x00\x12+\n\x07leaving\x18\x04 \x01(\x0b\x32\x18.pageloom.rpc.v1.LeavingH\x00\x12<\n\x10grammar_prepared\x18\x05 \x01(\x0b\x32 .pageloom.rpc.v1.GrammarPreparedH\x00\x42\t\n\x07message\"\xd9\x01\n\x0e\x41ttachResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.pageloom.rpc.v1.WelcomeH\x00\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.pageloom.rpc.v1.BatchPlanH\x00\x12\'\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x16.pageloom.rpc.v1.DrainH\x00\x12:\n\x0fprepare_grammar\x18\x04 \x01(\x0b\x32\x1f.pageloom.rpc.v1.PrepareGrammarH\x00\x42\t\n\x07message\"1\n\x0ePrepareGrammar\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07grammar\x18\x02 \x01(\t\"0\n\x0fGrammarPrepared\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x07Leaving\x12\x11\n\ttimeout_s\x18\x01 \x01(\x02\"\x9a\x02\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.pageloom.rpc.v1.ModelInfo\x12)\n\x05\x63\x61\x63he\x18\x05 \x01(\x0b\x32\x1a.pageloom.rpc.v1.CacheInfo\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x15\n\rhighest_epoch\x18\x08 \x01(\x04\x12\x1c\n\x14max_num_draft_tokens\x18\t \x01(\r\x12\x12\n\nnum_stages\x18\n \x01(\r\"W\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x02\x12\x1f\n\x17max_num_steps_in_flight\x18\x03 \x01(\r\"(\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x15\n\x05\x44rain\x12\x0c\n\x04stop\x18\x01 \x01(\x08\"\xec\x02\n\tBatchPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x16\n\x0ereleased_slots\x18\x04 \x03(\r\x12.\n\nadmissions\x18\x05 \x03(\x0b\x32\x1a.pageloom.rpc.v1.Admission\x12\x13\n\x0bgrown_slots\x18\x06 \x03(\r\x12\x14\n\x0cgrown_counts\x18\x07 \x03(\r\x12\x17\n\x0fgrown_block_ids\x18\x08 \x03(\r\x12\x13\n\x0b\x63hunk_slots\x18\t \x03(\r\x12\x12\n\nchunk_lens\x18\n \x03(\r\x12\x12\n\nheld_slots\x18\x0b \x03(\r\x12\x1d\n\x15\x63opy_source_block_ids\x18\x0c \x03(\r\x12\x1d\n\x15\x63opy_target_block_ids\x18\r \x03(\r\x12\x13\n\x0b\x64raft_slots\x18\x0e \x03(\r\x12\x14\n\x0c\x64raft_limits\x18\x0f \x03(\r\"\x87\x02\n\tAdmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.pageloom.rpc.v1.SamplingParams\x12\x14\n\x0c\x63hoice_index\x18\x07 \x01(\r\x12\x1a\n\x12\x66irst_scored_token\x18\x08 \x01(\r\x12)\n\x07pooling\x18\t \x01(\x0e\x32\x18.pageloom.rpc.v1.Pooling\"\xe0\x03\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x15\n\rlogprob_slots\x18\x05 \x03(\r\x12\x30\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1e.pageloom.rpc.v1.TokenLogprobs\x12\x14\n\x0c\x66\x61iled_slots\x18\x07 \x03(\r\x12\x18\n\x10\x66\x61ilure_messages\x18\x08 \x03(\t\x12\x13\n\x0b\x64uration_us\x18\t \x01(\r\x12\x14\n\x0cscored_slots\x18\n \x03(\r\x12\x38\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1f.pageloom.rpc.v1.PromptLogprobs\x12\x14\n\x0cpooled_slots\x18\x0c \x03(\r\x12\x12\n\nembeddings\x18\r \x03(\x0c\x12\x16\n\x0e\x66\x61ilure_params\x18\x0e \x03(\t\x12\x14\n\x0ctoken_counts\x18\x0f \x03(\r\x12\x14\n\x0c\x64raft_counts\x18\x10 \x03(\r\x12\x18\n\x0b\x64raft_limit\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x15undrafted_duration_us\x18\x12 \x01(\rB\x0e\n\x0c_draft_limit2W\n\x06Worker\x12M\n\x06\x41ttach\x12\x1e.pageloom.rpc.v1.AttachRequest\x1a\x1f.pageloom.rpc.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,25 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pageloom.rpc.v1.worker_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTACHREQUEST']._serialized_start=80
-  _globals['_ATTACHREQUEST']._serialized_end=293
-  _globals['_ATTACHRESPONSE']._serialized_start=296
-  _globals['_ATTACHRESPONSE']._serialized_end=453
-  _globals['_LEAVING']._serialized_start=455
-  _globals['_LEAVING']._serialized_end=483
-  _globals['_HELLO']._serialized_start=486
-  _globals['_HELLO']._serialized_end=768
-  _globals['_WELCOME']._serialized_start=770
-  _globals['_WELCOME']._serialized_end=857
-  _globals['_HEARTBEAT']._serialized_start=859
-  _globals['_HEARTBEAT']._serialized_end=899
-  _globals['_DRAIN']._serialized_start=901
-  _globals['_DRAIN']._serialized_end=922
-  _globals['_BATCHPLAN']._serialized_start=925
-  _globals['_BATCHPLAN']._serialized_end=1289
-  _globals['_ADMISSION']._serialized_start=1292
-  _globals['_ADMISSION']._serialized_end=1555
-  _globals['_STEPRESULT']._serialized_start=1558
-  _globals['_STEPRESULT']._serialized_end=2038
-  _globals['_WORKER']._serialized_start=2040
-  _globals['_WORKER']._serialized_end=2127
+  _globals['_ATTACHREQUEST']._serialized_end=355
+  _globals['_ATTACHRESPONSE']._serialized_start=358
+  _globals['_ATTACHRESPONSE']._serialized_end=575
+  _globals['_PREPAREGRAMMAR']._serialized_start=577
+  _globals['_PREPAREGRAMMAR']._serialized_end=626
+  _globals['_GRAMMARPREPARED']._serialized_start=628
+  _globals['_GRAMMARPREPARED']._serialized_end=676
+  _globals['_LEAVING']._serialized_start=678
+  _globals['_LEAVING']._serialized_end=706
+  _globals['_HELLO']._serialized_start=709
+  _globals['_HELLO']._serialized_end=991
+  _globals['_WELCOME']._serialized_start=993
+  _globals['_WELCOME']._serialized_end=1080
+  _globals['_HEARTBEAT']._serialized_start=1082
+  _globals['_HEARTBEAT']._serialized_end=1122
+  _globals['_DRAIN']._serialized_start=1124
+  _globals['_DRAIN']._serialized_end=1145
+  _globals['_BATCHPLAN']._serialized_start=1148
+  _globals['_BATCHPLAN']._serialized_end=1512
+  _globals['_ADMISSION']._serialized_start=1515
+  _globals['_ADMISSION']._serialized_end=1778
+  _globals['_STEPRESULT']._serialized_start=1781
+  _globals['_STEPRESULT']._serialized_end=2261
+  _globals['_WORKER']._serialized_start=2263
+  _globals['_WORKER']._serialized_end=2350
 # @@protoc_insertion_point(module_scope)

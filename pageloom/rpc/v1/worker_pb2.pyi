@@ -8,26 +8,46 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "step_result", "heartbeat", "leaving")
+    __slots__ = ("hello", "step_result", "heartbeat", "leaving", "grammar_prepared")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_RESULT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step_result: StepResult
     heartbeat: Heartbeat
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    grammar_prepared: GrammarPrepared
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "plan", "drain")
+    __slots__ = ("welcome", "plan", "drain", "prepare_grammar")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     plan: BatchPlan
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    prepare_grammar: PrepareGrammar
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., prepare_grammar: _Optional[_Union[PrepareGrammar, _Mapping]] = ...) -> None: ...
+
+class PrepareGrammar(_message.Message):
+    __slots__ = ("number", "grammar")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    grammar: str
+    def __init__(self, number: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+
+class GrammarPrepared(_message.Message):
+    __slots__ = ("number", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: str
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("timeout_s",)

@@ -124,6 +124,12 @@ PAGELOOM_EXPORT bool pageloom_most_likely(ThreadPool* pool, Model* model, const 
   });
 }
 
+PAGELOOM_EXPORT void pageloom_embed(ThreadPool* pool, Model* model, const int64_t* token_ids, int64_t num_rows,
+                                    bf16* out) {
+  const ThreadPool::Step step(*pool);
+  model->embed(token_ids, num_rows, out);
+}
+
 PAGELOOM_EXPORT MemoryAhead* pageloom_memory_ahead_create(char* start, int64_t num_regions, int64_t region_bytes,
                                                           int64_t ahead_bytes) {
   MemoryAhead* memory = nullptr;

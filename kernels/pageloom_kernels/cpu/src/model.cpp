@@ -22,12 +22,13 @@ Model::Model(ThreadPool& pool, const ModelSpec& spec)
 void Model::forward(const StepInputs& step, bf16* const* kv, bf16* hidden) {
   const AttentionPlan plan = plan_attention(shape_, step.attention, pool_.num_threads());
   reserve(step);
-  embed(step);
+  embed(step.token_ids, step.num_rows, residual_.as<bf16>());
   int64_t num_rows = step.num_rows;
   const bf16* delta = nullptr;
   for (int i = 0; i < spec_.num_layers; ++i) {
     const Layer& layer = layers_[i];
     normalize(delta, layer.attention_norm, num_rows, normalized_.as<bf16>());
+    keep_taps(step, i);
     attend_layer(step, plan, layer, kv[i]);
     if (i + 1 == spec_.num_layers) {
       // What follows the last attention concerns the rows that are asked for alone.
@@ -57,12 +58,23 @@ void Model::most_likely(const bf16* hidden, int64_t num_rows, int64_t* token_ids
                      matrix_scratch(*spec_.head, num_rows));
 }
 
-void Model::embed(const StepInputs& step) {
-  for_row_groups(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+void Model::embed(const int64_t* token_ids, int64_t num_rows, bf16* out) {
+  for_row_groups(pool_, num_rows, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      matrix_row(*spec_.embedding, step.token_ids[row], residual_.as<bf16>() + row * spec_.hidden_size);
+      matrix_row(*spec_.embedding, token_ids[row], out + row * spec_.hidden_size);
     }
   });
+}
+
+// Copies the residual, which `normalize` has just completed, to wherever the layer's input is asked for.
+void Model::keep_taps(const StepInputs& step, int layer) {
+  for (int64_t tap = 0; tap < step.num_taps; ++tap) {
+    if (step.tap_layers[tap] != layer) continue;
+    for (int64_t row = 0; row < step.num_rows; ++row) {
+      std::memcpy(step.taps + (row * step.num_taps + tap) * spec_.hidden_size,
+                  residual_.as<bf16>() + row * spec_.hidden_size, spec_.hidden_size * sizeof(bf16));
+    }
+  }
 }
 
 void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, const Layer& layer, bf16* kv) {

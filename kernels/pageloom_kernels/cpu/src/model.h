@@ -50,6 +50,9 @@ struct StepInputs {
   int64_t num_outputs;
   const int64_t* output_rows;  // [num_outputs] the rows whose hidden states are asked for
   AttentionBatch attention;
+  int64_t num_taps;
+  const int32_t* tap_layers;  // [num_taps]
+  bf16* taps;                 // [num_rows, num_taps, hidden_size] receives what goes into those layers
 };
 
 // What it points to must outlive it. One thread at a time may call it.
@@ -63,11 +66,13 @@ class Model {
   void logits(const bf16* hidden, int64_t num_rows, float* logits);
   // [num_rows] as matrix_gemm_argmax of the logits.
   void most_likely(const bf16* hidden, int64_t num_rows, int64_t* token_ids);
+  // [num_rows, hidden_size]
+  void embed(const int64_t* token_ids, int64_t num_rows, bf16* out);
 
   const Matrix& head() const { return *spec_.head; }
 
  private:
-  void embed(const StepInputs& step);
+  void keep_taps(const StepInputs& step, int layer);
   void attend_layer(const StepInputs& step, const AttentionPlan& plan, const Layer& layer, bf16* kv);
   void normalize_heads(const Layer& layer, bf16* qkv);
   void keep_rows(const StepInputs& step);
