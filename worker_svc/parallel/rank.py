@@ -35,8 +35,8 @@ def main(config: WorkerConfig, supervisor: socket.socket, link: ParentLink) -> N
 
 
 def _lead(config: WorkerConfig, link: ParentLink, group: Group) -> None:
-    from worker_svc.__main__ import LoadProgress, serve_runner
     from worker_svc.runner import load_runner
+    from worker_svc.serving import LoadProgress, serve_runner
 
     runner = load_runner(config, LoadProgress(link).report, group)
     runner.warm_up()
