@@ -62,6 +62,8 @@ def load_part(
     kernels = choose_kernels(config, checkpoint, device, num_threads, layout.num_ranks)
     ggml_types = kept_types(config, checkpoint, kernels.cpu_pool)
     name = f"{kernels.name}, weights quantized as in the file" if ggml_types else kernels.name
+    if group is not None and group.is_leader and device.type == "cpu":
+        log.warning("PyTorch computes instead of the CPU kernels", reason="these run a whole model, not a rank's part")
     log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
     ranks = None if group is None else group.ranks(checkpoint.config.vocab_size)
     model, weights_bytes = load_model(
