@@ -15,7 +15,7 @@ from pageloom.model_files import locate_model
 from tests.support.serving import Serving
 from tests.support.tiny_checkpoints import make_checkpoint
 
-BODY = {"model": "tiny", "prompt": "One", "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+BODY = {"model": "tiny", "prompt": "One", "max_tokens": 80, "ignore_eos": True, "temperature": 0}
 
 
 def make_tiny(folder: Path) -> Path:
