@@ -31,6 +31,8 @@ log = structlog.get_logger()
 _LAST_EVENTS_GRACE_S = 1.0
 # How often the metrics get new figures at most: making them costs as much as a plan.
 _PUBLISH_INTERVAL_S = 0.1
+# The event loop's timers count in milliseconds: what is due sooner is due now, or a timer that is early costs another.
+_TIMER_RESOLUTION_S = 0.001
 
 
 class Driver:
@@ -228,10 +230,11 @@ class Driver:
         while (num_in_flight := self._core.num_in_flight(worker_id)) < self.max_num_steps_in_flight(link):
             facts, since_s = self._core.last_step_facts(worker_id), link.working_since_s
             # Each stage is to have a step before any waits for the right moment.
-            if num_in_flight < link.hello.num_stages:
-                since_s = None
-            if facts is not None and since_s is not None and (delay_s := since_s + pace.delay_s(facts) - now_s) > 0:
-                return delay_s
+            is_due = num_in_flight < link.hello.num_stages
+            if facts is not None and since_s is not None and not is_due:
+                delay_s = since_s + pace.delay_s(facts) - now_s
+                if delay_s > _TIMER_RESOLUTION_S:
+                    return delay_s
             plan = self._core.plan(worker_id, now_s)
             if plan is None:
                 break
