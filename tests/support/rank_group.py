@@ -73,7 +73,7 @@ def run_jobs(folder: Path, jobs: list[Job]) -> list[Outcome]:
 def _run_job(job: Job) -> Outcome | None:
     """None at the ranks that follow."""
     config = WorkerConfig(model=job.model, **{**LIMITS, **job.settings})
-    group = Group.join(Place.of(config, os.environ), None)
+    group = Group.join(Place.of(config, os.environ), torch.device("cpu"), None)
     outcome = None
     if job.overlaps:
         _make_stages_wait_for_each_other(group.layout.is_last)

@@ -22,6 +22,7 @@ from worker_svc.parallel.commands import End
 from worker_svc.parallel.layout import Layout
 from worker_svc.parallel.leader import LeaderKvCache, LeaderModel
 from worker_svc.parallel.ranks import RankGroup
+from worker_svc.parallel.shared_sum import SharedSum, open_shared_sum
 from worker_svc.parallel.watch import Watch
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -50,6 +51,10 @@ class Place:
             host=environment["MASTER_ADDR"],
         )
 
+    def shares_machine(self, ranks: range) -> bool:
+        """Whether torchrun started all of `ranks` on one machine."""
+        return ranks[0] // self.num_local_ranks == ranks[-1] // self.num_local_ranks
+
 
 @contextmanager
 def communication(place: Place, device: torch.device) -> Iterator[None]:
@@ -65,23 +70,34 @@ class Group:
     """A joined group. Joining and leaving are collective."""
 
     def __init__(
-        self, place: Place, tensor_group: dist.ProcessGroup | None, connections: Connections, watch: Watch
+        self,
+        place: Place,
+        tensor_group: dist.ProcessGroup | None,
+        shared_sum: SharedSum | None,
+        connections: Connections,
+        watch: Watch,
     ) -> None:
         self.place = place
         self._tensor_group = tensor_group
+        self._shared_sum = shared_sum
         self._connections = connections
         self._watch = watch
         self._sender = CommandSender(connections.commands)
 
     @classmethod
-    def join(cls, place: Place, parent: socket.socket | None) -> Self:
+    def join(cls, place: Place, device: torch.device, parent: socket.socket | None) -> Self:
         """`parent`: the socket of the process that started this one, if nobody else waits for its end. Raises OSError
         or RuntimeError if the other ranks cannot be reached."""
         layout = place.layout
         # Of each stage, in one order at every rank, as new_group asks.
         groups = [dist.new_group(list(layout.stage_ranks(stage))) for stage in range(layout.pipeline_size)]
         connections = connect(place.host)
-        return cls(place, groups[layout.stage], connections, Watch(connections.signs_of_life, parent))
+        watch = Watch(connections.signs_of_life, parent)
+        group, ranks = groups[layout.stage], layout.stage_ranks(layout.stage)
+        shared_sum = None
+        if group is not None and device.type == "cpu" and len(ranks) > 1 and place.shares_machine(ranks):
+            shared_sum = open_shared_sum(group, ranks)
+        return cls(place, group, shared_sum, connections, watch)
 
     @property
     def layout(self) -> Layout:
@@ -93,7 +109,7 @@ class Group:
 
     def ranks(self, vocab_size: int) -> RankGroup:
         """For a model of so many token ids."""
-        return RankGroup(self.layout, vocab_size, self._tensor_group)
+        return RankGroup(self.layout, vocab_size, self._tensor_group, self._shared_sum)
 
     def lead(self, part: Model, cache: KvCache, ranks: RankGroup) -> tuple[LeaderModel, LeaderKvCache]:
         """At rank 0: a model and KV blocks that command the other ranks', beside these."""

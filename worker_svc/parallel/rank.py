@@ -26,7 +26,7 @@ def main(config: WorkerConfig, supervisor: socket.socket, link: ParentLink) -> N
     device = resolve_device(config.device, place.local_rank)
     with communication(place, device):
         # Rank 0's event loop sees its supervisor's end by itself.
-        group = Group.join(place, None if is_leader else supervisor)
+        group = Group.join(place, device, None if is_leader else supervisor)
         if is_leader:
             _lead(config, link, group)
         else:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker_svc.parallel.layout import Layout
+from worker_svc.parallel.shared_sum import MAX_PART_BYTES, SharedSum
 
 
 class Ranks(Protocol):
@@ -68,18 +69,30 @@ ALONE = Alone()
 
 
 class RankGroup:
-    """This process among the ranks that torchrun started. `tensor_group` are those of its stage."""
+    """This process among the ranks that torchrun started. `tensor_group` are those of its stage, which have a
+    `shared_sum` if they compute on one machine's CPU."""
 
-    def __init__(self, layout: Layout, vocab_size: int, tensor_group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        vocab_size: int,
+        tensor_group: dist.ProcessGroup | None,
+        shared_sum: SharedSum | None = None,
+    ) -> None:
         self.layout = layout
         self._vocabularies = [layout.vocabulary(vocab_size, rank) for rank in range(layout.tensor_size)]
         self._tensor_group = tensor_group
+        self._shared_sum = shared_sum
         self._root = layout.stage_ranks(layout.stage)[0]
         # What is on its way to the next stage, so that this one need not wait for it.
         self._sending: deque[tuple[dist.Work, Tensor]] = deque()
 
     def sum(self, part: Tensor) -> Tensor:
-        if self.layout.tensor_size > 1:
+        if self.layout.tensor_size == 1:
+            return part
+        if self._shared_sum is not None and part.nbytes <= MAX_PART_BYTES:
+            self._shared_sum.sum(part)
+        else:
             dist.all_reduce(part, group=self._tensor_group)
         return part
 
