@@ -83,6 +83,9 @@ UNSERVED_IN_MESSAGES: Mapping[str, str] = MappingProxyType(
         "structured_outputs": "use output_config.format",
     }
 )
+# Some of an API's that is served are looked at where they mean something.
+_ELSEWHERE = frozenset({"modalities", "embed_dtype", "endianness"})
+_KNOWN = frozenset({*UNSERVED_FIELDS, *UNSERVED_IN_RESPONSES, *UNSERVED_IN_MESSAGES, *RENAMED_FIELDS, *_ELSEWHERE})
 _NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 # Besides these a field may ask for nothing by what would be the case anyway.
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
@@ -107,7 +110,17 @@ def refuse_unserved(body: RequestModel, others: Mapping[str, str] = _NO_OTHERS) 
         raise unserved("modalities", "other than ['text']", why=_TEXT_ONLY)
 
 
-def unserved(field: str, what: str = "", *, why: str = "") -> InvalidRequest:
+def num_unknown(body: RequestModel) -> int:
+    """How many fields of a request are ignored since nobody knows them."""
+    extra = body.model_extra
+    return len(extra.keys() - _KNOWN) if extra else 0
+
+
+class UnservedField(InvalidRequest):
+    """Names the field as the caller's own API does."""
+
+
+def unserved(field: str, what: str = "", *, why: str = "") -> UnservedField:
     """The error for a field, or for `what` of its values."""
     reason = f": {why}" if why else ""
-    return InvalidRequest(f"{field}{' ' if what else ''}{what} is not served{reason}", param=field)
+    return UnservedField(f"{field}{' ' if what else ''}{what} is not served{reason}", param=field)
