@@ -29,8 +29,8 @@ class StackConfig:
     """Settings of all services. The others dial a unix socket of the scheduler, whatever address they have.
 
     With several workers each gets a name, a metrics port, its part of the CPU's threads, and GPUs of its own. Several
-    gateways share one port, between which the system spreads connections, and store neither responses nor files: the
-    next request may reach another one.
+    gateways share one port, between which the system spreads connections. They have their metrics and their stored
+    responses in common, but store no files: the next request may reach another one.
     """
 
     scheduler: SchedulerConfig
@@ -81,9 +81,7 @@ class StackConfig:
         gateway = replace(gateway, scheduler_address=scheduler_address, port=port)
         if self.num_gateways == 1:
             return gateway
-        return replace(
-            gateway, shares_port=True, shared_metrics_dir=directory, max_stored_responses=0, max_stored_files=0
-        )
+        return replace(gateway, shares_port=True, shared_dir=directory, max_stored_files=0)
 
     def gateway_environment(self, directory: str) -> dict[str, str]:
         """What differs from this process's own environment. prometheus_client reads it when it is imported."""

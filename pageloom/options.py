@@ -337,7 +337,7 @@ DataParallelSize = Annotated[
 ]
 ApiServerCount = Annotated[
     int,
-    option("--api-server-count", "Gateway processes that share the port; more than one store nothing for later.",
+    option("--api-server-count", "Gateway processes that share the port; more than one store no files.",
             min=1, max=64),
 ]  # fmt: skip
 EndWithParent = Annotated[
