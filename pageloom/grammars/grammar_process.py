@@ -94,8 +94,12 @@ class GrammarProcess:
     async def kill(self) -> None:
         """Returns when it has ended. One that has ended already keeps its return code."""
         self._process.kill()
+        # The system closes its end after it has taken its memory back. Not waited for in a thread: when an interpreter
+        # ends, there are none any more.
+        with suppress(ConnectionError):
+            await self._answers.read()
         self._requests.close()
-        await asyncio.to_thread(self._process.wait)
+        self._process.wait()
 
     def _demote(self) -> None:
         self.demoted = True
@@ -121,7 +125,7 @@ def spawn(connection: socket.socket, max_compile_s: float) -> subprocess.Popen[b
         stdout=connection.fileno(),
         # Until it has started; what a crash says there later is of the grammar, not of us.
         stderr=subprocess.PIPE,
-        # A Ctrl-C in the terminal is for the gateway, which drains first.
+        # A Ctrl-C in the terminal is for the process that asks, which drains first.
         start_new_session=True,
     )
 

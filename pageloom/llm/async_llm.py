@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -16,6 +16,7 @@ from pageloom.llm.answer import Answer
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts
 from pageloom.llm.engine import Engine
 from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
+from pageloom.llm.held import Held
 from pageloom.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from pageloom.llm.pooling import pool_all
 from pageloom.llm.prompts import PromptType, read_prompt
@@ -30,7 +31,7 @@ class AsyncLLM:
 
     def __init__(self, model: str = "", **options: Unpack[LLMOptions]) -> None:
         self._config = engine_config(type(self).__name__, model, options)
-        self._exits = AsyncExitStack()
+        self._held: Held[Engine] | None = None
         self._engine: Engine | None = None
         self._answers: dict[str, tuple[str, Answer]] = {}
 
@@ -46,12 +47,14 @@ class AsyncLLM:
     async def start(self) -> None:
         """Returns when the model is loaded. Raises StartupError or Unavailable."""
         with LoadingBar(Console(stderr=True)) as bar, naming_arguments():
-            self._engine = await self._exits.enter_async_context(Engine.running(self._config, bar.update))
+            self._held = Held(Engine.running(self._config, bar.update))
+            self._engine = await self._held.open()
 
     async def shutdown(self) -> None:
         """Cancels what runs and stops the engine's processes."""
         self._engine = None
-        await self._exits.aclose()
+        if self._held is not None:
+            await self._held.close()
 
     async def generate(
         self,

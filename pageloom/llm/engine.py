@@ -135,10 +135,8 @@ class Engine:
 
         Raises what the engine's calls raise, and then cancels the others.
         """
-        answers = [Answer(question, self.model.tokenizer) for question in questions]
         async with self.failing():
-            await Batch(self.client, questions, answers, on_answer).run()
-        return [answer.output() for answer in answers]
+            return await Batch(self.client, self.model.tokenizer, questions, on_answer).run()
 
     async def answer(self, question: Question, answer: Answer) -> AsyncGenerator[RequestOutput]:
         """The answer as it grows; closing the generator cancels what still runs."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, UnionType
-from typing import Any, TypedDict, cast, get_args, get_type_hints
+from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from pageloom.config import DEFAULT_GENERATION_CONFIG, DEFAULT_PARSER, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig
@@ -26,6 +26,10 @@ class EngineOptions(TypedDict, total=False):
     cpu_kernels: str
     batch_invariant: bool
     pooling: str
+    speculative_method: str | None
+    num_speculative_tokens: int | None
+    prompt_lookup_min: int
+    prompt_lookup_max: int
     max_model_len: int | None
     num_threads: int | None
     block_size: int
@@ -48,11 +52,13 @@ class EngineOptions(TypedDict, total=False):
 
 class LLMOptions(EngineOptions, total=False):
     """What `LLM` and `AsyncLLM` take besides the model. With `address`, "host:port" or "unix:/path" of a scheduler that
-    runs, no engine is started, and its options cannot be set. `chat_template` is a file or Jinja text instead of the
+    runs, no engine is started, and its options cannot be set. `speculative_config` is vLLM's way to say `method`,
+    `num_speculative_tokens` and the other options of guessing. `chat_template` is a file or Jinja text instead of the
     model's; `generation_config`, `tool_call_parser` and `reasoning_parser` are those of `pageloom serve`. `seed`, 0 by
     default, draws the seeds of requests that have none, in the order in which they come; None: every run differs."""
 
     address: str | None
+    speculative_config: Mapping[str, Any] | None
     chat_template: str | None
     generation_config: str
     tool_call_parser: str
@@ -82,7 +88,10 @@ def engine_config(caller: str, model: str, options: LLMOptions) -> EngineConfig:
     given = cast("dict[str, Any]", options)
     check_names(caller, given, LLMOptions)
     _check_types(given)
-    engine = {name: value for name, value in given.items() if name in EngineOptions.__annotations__}
+    engine = {
+        name: value for name, value in given.items() if name in EngineOptions.__annotations__ and value is not None
+    }
+    engine |= _speculation(options.get("speculative_config"))
     address = options.get("address")
     if address is not None and engine:
         raise InvalidConfig(f"{min(engine)} is a setting of the engine, and with address that runs already")
@@ -112,8 +121,6 @@ def naming_arguments() -> Generator[None]:
 def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:
     """A scheduler and workers for one program, behind a unix socket and with metrics at ports that are free."""
     params = {"log_level": "warning", **engine}
-    if params.get("quantization", "") is None:
-        params["quantization"] = "auto"
     with naming_arguments():
         return StackConfig(
             scheduler=settings_of(SchedulerConfig, params, metrics_port=0),
@@ -136,6 +143,17 @@ def check_names(caller: str, given: Mapping[str, object], known_in: type) -> Non
         raise TypeError(f"{message}; did you mean {close[0]!r}?" if close else message)
 
 
+def _speculation(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """vLLM's `speculative_config` as options. Raises InvalidConfig."""
+    names = {"method": "speculative_method", "model": "speculative_model"}
+    options = {names.get(name, name): value for name, value in (given or {}).items()}
+    known = [name for name in EngineOptions.__annotations__ if "speculative" in name or "prompt_lookup" in name]
+    for name in options:
+        if name not in known:
+            raise InvalidConfig(f"speculative_config has {name!r}; it takes {', '.join(known)}")
+    return options
+
+
 def _num_workers(params: Mapping[str, Any]) -> int:
     num_workers: int = params.get("data_parallel_size", 1)
     if num_workers < 1:
@@ -147,7 +165,8 @@ def _check_types(params: Mapping[str, Any]) -> None:
     for name, kind in get_type_hints(LLMOptions).items():
         if name not in params:
             continue
-        accepted = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        members = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        accepted = tuple(get_origin(member) or member for member in members)
         value = params[name]
         fits = type(value) in accepted or (type(value) is int and float in accepted) or isinstance(value, accepted)
         if not fits or (isinstance(value, bool) and bool not in accepted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -17,6 +17,7 @@ from pageloom.llm import asking, outputs
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts, listed_chats
 from pageloom.llm.engine import Engine
 from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
+from pageloom.llm.held import Held
 from pageloom.llm.loop_thread import LoopThread
 from pageloom.llm.metrics import Metric, read_metrics
 from pageloom.llm.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput, ScoringRequestOutput
@@ -44,16 +45,11 @@ class LLM:
     def __init__(self, model: str = "", **options: Unpack[LLMOptions]) -> None:
         config = engine_config(type(self).__name__, model, options)
         self._thread = LoopThread("pageloom-llm")
-        exits = AsyncExitStack()
-        # Also when the program ends without a word.
-        self._close = weakref.finalize(self, _close, self._thread, exits)
-        try:
-            with LoadingBar(Console(stderr=True)) as bar, naming_arguments():
-                running = Engine.running(config, bar.update)
-                self._engine: Engine = self._thread.run(exits.enter_async_context(running))
-        except BaseException:
-            self._close()
-            raise
+        with LoadingBar(Console(stderr=True)) as bar:
+            held = Held(Engine.running(config, bar.update))
+            # Also when the program ends without a word.
+            self._close = weakref.finalize(self, _close, self._thread, held)
+            self._engine = self._open(held)
 
     def __enter__(self) -> Self:
         return self
@@ -192,6 +188,14 @@ class LLM:
         self._running.reset_prefix_cache()
         return True
 
+    def _open(self, held: Held[Engine]) -> Engine:
+        try:
+            with naming_arguments():
+                return self._thread.run(held.open())
+        except BaseException:
+            self._close()
+            raise
+
     @property
     def _running(self) -> Engine:
         if not self._close.alive:
@@ -242,6 +246,10 @@ def _score(one: Pooled, other: Pooled) -> ScoringRequestOutput:
     )
 
 
-def _close(thread: LoopThread, exits: AsyncExitStack) -> None:
-    thread.run(exits.aclose())
+def _close(thread: LoopThread, held: Held[Engine]) -> None:
+    if thread.is_current:
+        # An LLM that nobody has shut down may be found by the garbage collector there.
+        thread.run_soon(held.close())
+        return
+    thread.run(held.close())
     thread.close()

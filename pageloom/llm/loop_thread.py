@@ -16,6 +16,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._unwatched: set[asyncio.Task[object]] = set()
         # A daemon: a program that never closes it can end all the same.
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
@@ -46,6 +47,17 @@ class LoopThread:
             self._loop.call_soon_threadsafe(cancel)
             wait((ended,))
             raise
+
+    def run_soon(self, work: Coroutine[Any, Any, object]) -> None:
+        """The same without waiting; for callers in the loop itself."""
+        task = self._loop.create_task(work)
+        self._unwatched.add(task)
+        task.add_done_callback(self._unwatched.discard)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         """Ends the loop; nothing may run in it any more."""

@@ -7,14 +7,14 @@ import pytest
 from pageloom import LLM
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def llm() -> Iterator[LLM]:
     # A queue that is shorter than what `generate` would keep at the engine.
     with LLM(max_num_seqs=16, max_num_queued_seqs=24, max_model_len=1024, num_gpu_blocks_override=512) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address(llm: LLM) -> str:
     """Of its scheduler."""
     stack = llm._engine.stack

@@ -25,13 +25,21 @@ def test_arguments_reach_the_services():
     config = engine_config(
         "LLM",
         "",
-        {"max_num_seqs": 8, "block_size": 16, "num_gpu_blocks_override": 77, "quantization": None, "step_timeout": 9},
+        {
+            "max_num_seqs": 8,
+            "block_size": 16,
+            "num_gpu_blocks_override": 77,
+            "quantization": None,
+            "step_timeout": 9,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+        },
     )
     assert config.stack is not None
     assert config.stack.scheduler.max_num_seqs == config.stack.worker.max_num_seqs == 8
     assert (config.stack.worker.block_size, config.stack.worker.num_blocks) == (16, 77)
     assert config.stack.worker.quantization == "auto"
     assert config.stack.scheduler.step_timeout_s == 9
+    assert (config.stack.worker.speculative_method, config.stack.worker.num_speculative_tokens) == ("ngram", 3)
     assert config.stack.gateway is None
 
 
@@ -68,6 +76,9 @@ def test_unknown_arguments(arguments, words: list[str]):
         ({"enable_prefix_caching": 1}, ["enable_prefix_caching", "bool"]),
         ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization", "1.5"]),
         ({"data_parallel_size": 0}, ["data_parallel_size"]),
+        ({"speculative_config": "ngram"}, ["speculative_config", "Mapping or None"]),
+        ({"speculative_config": {"speed": 2}}, ["speculative_config", "'speed'", "num_speculative_tokens"]),
+        ({"num_speculative_tokens": 0}, ["num_speculative_tokens must be between"]),
         ({"address": "127.0.0.1:1", "dtype": "float32"}, ["dtype", "address"]),
     ],
 )
