@@ -18,7 +18,7 @@ from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask
 from pageloom.llm.engine import Engine
 from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
 from pageloom.llm.held import Held
-from pageloom.llm.loop_thread import LoopThread
+from pageloom.llm.loop_thread import LoopThread, shared_loop
 from pageloom.llm.metrics import Metric, read_metrics
 from pageloom.llm.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput, ScoringRequestOutput
 from pageloom.llm.pooling import Pooled, pool_all
@@ -44,7 +44,7 @@ class LLM:
 
     def __init__(self, model: str = "", **options: Unpack[LLMOptions]) -> None:
         config = engine_config(type(self).__name__, model, options)
-        self._thread = LoopThread("pageloom-llm")
+        self._thread = shared_loop()
         with LoadingBar(Console(stderr=True)) as bar:
             held = Held(Engine.running(config, bar.update))
             # Also when the program ends without a word.
@@ -250,6 +250,5 @@ def _close(thread: LoopThread, held: Held[Engine]) -> None:
     if thread.is_current:
         # An LLM that nobody has shut down may be found by the garbage collector there.
         thread.run_soon(held.close())
-        return
-    thread.run(held.close())
-    thread.close()
+    else:
+        thread.run(held.close())
