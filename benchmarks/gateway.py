@@ -5,7 +5,6 @@ is too slow joins tokens, so what counts is whether each token still comes as a 
 `python -m benchmarks.gateway --help`.
 """
 
-import asyncio
 import json
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -18,17 +17,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.http_connection import Endpoint, HttpConnection
-from benchmarks.latency import Summary, summarize
-from benchmarks.load import run_round
+from benchmarks.http_connection import Endpoint
+from benchmarks.latency import summarize
 from benchmarks.machine import Machine
-from benchmarks.workloads import NUM_RESERVED_IDS, CompletionRequest, Lengths, Workload
+from benchmarks.streams import MODEL_NAME, PROMPT_LEN, run_streams, until_it_serves
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.local_stack import LocalStack, StackConfig
 from pageloom.status import GatewayReady
 
-PROMPT_LEN = 16
-TIMEOUT_S = 300.0
 # What the simulated worker's context holds.
 MAX_TOKENS = 8_000
 # Chunks of more tokens mean that the gateway, or the client, does not keep up.
@@ -90,17 +86,17 @@ async def _measure(num_streams: int, rate: float, seconds: float) -> Figures:
             drain_timeout_s=0.0,
             log_level="error",
         ),
-        gateway=GatewayConfig(model="", served_model_names=("simulated",), port=0, log_level="error"),
+        gateway=GatewayConfig(model="", served_model_names=(MODEL_NAME,), port=0, log_level="error"),
     )
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(LocalStack(config, lambda _: None))
         services.drain = False
         await services.wait_until_ready()
         endpoint = Endpoint.parse(services.ready(GatewayReady).url)
-        await _until_it_serves(endpoint)
-        await _run(endpoint, num_streams, min(num_tokens, 50))
+        await until_it_serves(endpoint)
+        await run_streams(endpoint, num_streams, min(num_tokens, 50))
         before = _cpu_s(services)
-        summary = await _run(endpoint, num_streams, num_tokens)
+        summary = summarize([await run_streams(endpoint, num_streams, num_tokens)])
         after = _cpu_s(services)
     cpu_s = {name: (after[name] - before[name]) / (num_streams * num_tokens) for name in after}
     return Figures(
@@ -112,35 +108,6 @@ async def _measure(num_streams: int, rate: float, seconds: float) -> Figures:
         scheduler_cpu_s_per_token=cpu_s["scheduler"],
         client_cpu_ratio=summary.client_cpu_ratio,
     )
-
-
-async def _until_it_serves(endpoint: Endpoint) -> None:
-    """The gateway hears of the worker a little after it listens."""
-    connection = await HttpConnection.open(endpoint)
-    try:
-        while (await connection.exchange(endpoint.encode("GET", "/ready"))).status != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    finally:
-        connection.close()
-
-
-async def _run(endpoint: Endpoint, num_streams: int, num_tokens: int) -> Summary:
-    workload = Workload(
-        name="streams",
-        description="a token at each step",
-        concurrency=num_streams,
-        num_requests=num_streams,
-        prompt=Lengths(mean=PROMPT_LEN),
-        output=Lengths(mean=num_tokens),
-    )
-    requests = [
-        CompletionRequest(
-            prompt_token_ids=tuple(NUM_RESERVED_IDS + (index * 7 + at) % 1000 for at in range(PROMPT_LEN)),
-            num_output_tokens=num_tokens,
-        )
-        for index in range(num_streams)
-    ]
-    return summarize([await run_round(endpoint, "simulated", workload, requests, TIMEOUT_S)])
 
 
 def _cpu_s(services: LocalStack) -> dict[str, float]:

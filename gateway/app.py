@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.answers.lifecycle import Lifecycle
+from gateway.background_tasks import BackgroundTasks
 from gateway.batches.directory import BatchDirectory
 from gateway.batches.file_store import FileStore, StoreLimits
 from gateway.batches.inner_call import caller
@@ -20,6 +21,7 @@ from gateway.engine_state import EngineState
 from gateway.errors import install_error_handlers
 from gateway.http.middleware import RequestMiddleware
 from gateway.http.openapi import describe_truly
+from gateway.loop_lag import watch_lag
 from gateway.metrics import GatewayMetrics
 from gateway.responses.store import ResponseStore
 from gateway.routes import (
@@ -72,8 +74,9 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         # A redirect loses the body of a POST.
         redirect_slashes=False,
     )
-    metrics = GatewayMetrics(model.names[0])
-    metrics.generations_running.set_function(lambda: lifecycle.num_running)
+    metrics = GatewayMetrics(model.names[0], config.shared_metrics_dir)
+    lifecycle.on_change = metrics.generations_running.set
+    background = BackgroundTasks()
     app.state.gateway = Gateway(
         config=config,
         client=client,
@@ -88,11 +91,13 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
             max_bytes=config.max_stored_response_bytes,
             ttl_s=config.response_ttl_s,
         ),
-        batches=_batches(app, config),
+        background=background,
+        batches=_batches(app, config, background),
     )
-    if config.allowed_origins:
-        _allow_browsers(app, config.allowed_origins)
     app.add_middleware(RequestMiddleware, metrics=metrics)
+    if config.allowed_origins:
+        # Around the other, so that a page may read what that refuses, too.
+        _allow_browsers(app, config.allowed_origins)
     install_error_handlers(app)
     for routes in _ROUTES:
         app.include_router(routes.router)
@@ -111,7 +116,7 @@ def _allow_browsers(app: FastAPI, origins: Sequence[str]) -> None:
     )
 
 
-def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
+def _batches(app: FastAPI, config: GatewayConfig, background: BackgroundTasks) -> BatchService:
     directory = BatchDirectory(config.batch_dir)
     limits = StoreLimits(
         max_files=config.max_stored_files, max_bytes=config.max_stored_file_bytes, ttl_s=config.file_ttl_s
@@ -121,6 +126,7 @@ def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
         directory,
         FileStore(directory, limits),
         caller(app),
+        background,
         urls=[url for url in BATCH_URLS if url in served],
         concurrency=config.batch_concurrency,
         max_line_bytes=config.max_body_bytes,
@@ -130,10 +136,16 @@ def _batches(app: FastAPI, config: GatewayConfig) -> BatchService:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     gateway: Gateway = app.state.gateway
-    async with gateway.client, gateway.grammar_compiler, asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(gateway.engine.watch())
-        await gateway.batches.open()
-        yield
+    async with gateway.client, gateway.grammar_compiler:
+        async with gateway.background, asyncio.TaskGroup() as tasks:
+            watches = (
+                tasks.create_task(gateway.engine.watch()),
+                tasks.create_task(watch_lag(gateway.metrics.loop_lag.observe)),
+            )
+            await gateway.batches.open()
+            yield
+            for watch in watches:
+                watch.cancel()
+        # Batches that have not ended stay as they are.
         await gateway.batches.close()
-        watch.cancel()
     gateway.threads.shutdown(wait=False, cancel_futures=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
@@ -14,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from gateway.anthropic import errors as anthropic_errors
+from gateway.http.json_response import json_response
 from pageloom.errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -84,18 +82,19 @@ def error_response(error: PageloomError) -> Response:
     elif status == 504:
         # The caller has said when the answer is worth nothing any more; OpenAI's clients know this header.
         headers = {"x-should-retry": "false"}
-    return _json(status, error_body(error), headers)
+    return json_response(error_body(error), status, headers)
 
 
 def internal_error_response(path: str) -> Response:
     """For an exception that nobody expected; what it says is for the log, not for the caller."""
     message = "internal error"
-    response = _json(500, _envelope(message, kind=SERVER_ERROR, param=None, code="internal_error"))
-    return in_shape_of(path, response, message)
+    body = _envelope(message, kind=SERVER_ERROR, param=None, code="internal_error")
+    return in_shape_of(path, json_response(body, 500), message)
 
 
 def http_error_response(status: int, message: str, *, code: str | None = None, param: str | None = None) -> Response:
-    return _json(status, _envelope(message, kind=REQUEST_ERROR, param=param, code=code or _HTTP_CODES.get(status)))
+    body = _envelope(message, kind=REQUEST_ERROR, param=param, code=code or _HTTP_CODES.get(status))
+    return json_response(body, status)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -136,7 +135,7 @@ def in_shape_of(path: str, response: Response, message: str) -> Response:
     if not path.startswith(anthropic_errors.PATH_PREFIX):
         return response
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
-    return _json(response.status_code, anthropic_errors.envelope(response.status_code, message), headers)
+    return json_response(anthropic_errors.envelope(response.status_code, message), response.status_code, headers)
 
 
 def _methods_of_path(request: Request) -> set[str]:
@@ -166,7 +165,3 @@ class BodyError(HTTPException):
 
 def _envelope(message: str, *, kind: str, param: str | None, code: str | None) -> dict[str, dict[str, str | None]]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _json(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(body), status, headers=headers, media_type="application/json")

@@ -14,25 +14,35 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.answers.choice import ChoiceDelta, Finish
 from gateway.errors import ClientDisconnected
-from gateway.token_metrics import TokenMetrics
 from pageloom import __version__
+from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
 
 TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+ITL_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5)
 FINISHED_REASONS = ("stop", "length", "tool_calls", "abort", "error")
+LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 
 class GatewayMetrics:
-    """One registry per gateway, so that several can live in one process."""
+    """One registry per gateway, so that several can live in one process. With `shared_dir`, the folder that
+    `PROMETHEUS_MULTIPROC_DIR` named when this process began, several processes are one gateway: what any of them is
+    asked for is the sum of all, without what is of one process alone."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, shared_dir: str | None = None) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        self._shown = self.registry
+        if shared_dir is None:
+            ProcessCollector(registry=self.registry)
+            PlatformCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+        else:
+            self._shown = CollectorRegistry()
+            MultiProcessCollector(self._shown, path=shared_dir)  # type: ignore[no-untyped-call]
         self._build_info(model_name)
         self.http_requests = Counter(
             "pageloom_http_requests",
@@ -43,6 +53,12 @@ class GatewayMetrics:
         self.generations_running = self._gauge(
             "num_generations_running", "Generations that the gateway is serving.", model_name
         )
+        self.unknown_fields = self._counter(
+            "unknown_request_fields", "Fields of requests that nobody knows, and that were ignored.", model_name
+        )
+        self.loop_lag = self._histogram(
+            "event_loop_lag_seconds", "How late the event loop wakes a sleeper.", LAG_BUCKETS_S, model_name
+        )
         success = Counter(
             "pageloom_request_success",
             "Choices that ended, by reason.",
@@ -51,8 +67,18 @@ class GatewayMetrics:
         )
         self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
-        self.tokens = TokenMetrics(model_name)
-        self.registry.register(self.tokens)
+        # These two change with each token.
+        labels = {"model_name": model_name}
+        self.generation_tokens = UnlockedCounter(
+            "pageloom_generation_tokens", "Tokens generated.", registry=self.registry, labels=labels
+        )
+        self.itl = UnlockedHistogram(
+            "pageloom_inter_token_latency_seconds",
+            "Between the tokens of a choice.",
+            buckets=ITL_BUCKETS_S,
+            registry=self.registry,
+            labels=labels,
+        )
         self.grammars_refused = self._counter(
             "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
         )
@@ -65,17 +91,24 @@ class GatewayMetrics:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._shown)
 
     def _build_info(self, model_name: str) -> None:
-        gauge = Gauge("pageloom_build_info", "Always 1.", ("version", "service", "model_name"), registry=self.registry)
+        gauge = Gauge(
+            "pageloom_build_info",
+            "Always 1.",
+            ("version", "service", "model_name"),
+            registry=self.registry,
+            multiprocess_mode="max",
+        )
         gauge.labels(__version__, "gateway", model_name).set(1)
 
     def _counter(self, name: str, text: str, model_name: str) -> Counter:
         return Counter(f"pageloom_{name}", text, ("model_name",), registry=self.registry).labels(model_name)
 
     def _gauge(self, name: str, text: str, model_name: str) -> Gauge:
-        return Gauge(f"pageloom_{name}", text, ("model_name",), registry=self.registry).labels(model_name)
+        gauge = Gauge(f"pageloom_{name}", text, ("model_name",), registry=self.registry, multiprocess_mode="livesum")
+        return gauge.labels(model_name)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], model_name: str) -> Histogram:
         histogram = Histogram(f"pageloom_{name}", text, ("model_name",), buckets=buckets, registry=self.registry)
@@ -122,5 +155,8 @@ class RequestObserver:
             self.ttft_s = now_s - self._started_s
             self._metrics.ttft.observe(self.ttft_s)
         last_s = self._last_token_s.get(choice_index)
-        self._metrics.tokens.on_tokens(num_tokens, None if last_s is None else now_s - last_s)
+        self._metrics.generation_tokens.inc(num_tokens)
+        if last_s is not None:
+            # Tokens that came joined share the time since the last ones.
+            self._metrics.itl.observe((now_s - last_s) / num_tokens)
         self._last_token_s[choice_index] = now_s

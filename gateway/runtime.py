@@ -15,11 +15,11 @@ from starlette.types import Receive, Scope
 
 from gateway.answers.generation import Generation
 from gateway.answers.lifecycle import Lifecycle
+from gateway.background_tasks import BackgroundTasks
 from gateway.batches.service import BatchService
 from gateway.engine_state import EngineState
 from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
-from gateway.openai.schemas import GenerationRequest
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms
 from gateway.responses.store import ResponseStore
@@ -28,10 +28,11 @@ from pageloom.client import EngineClient
 from pageloom.config import GatewayConfig
 from pageloom.grammars.compiler import GrammarCompiler
 from pageloom.plan import ModelInfo
+from pageloom.request_model import RequestModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BodyT = TypeVar("BodyT", bound=GenerationRequest)
+BodyT = TypeVar("BodyT", bound=RequestModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Gateway:
     grammar_compiler: GrammarCompiler
     threads: Executor
     responses: ResponseStore
+    background: BackgroundTasks
     batches: BatchService
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -134,7 +134,9 @@ class ServiceConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(ServiceConfig):
     """Settings of the HTTP gateway. `model` locates tokenizer and chat template only. `generation_config` is "auto",
-    "vllm" or a folder: see `options.py`. With `shares_port` other gateways of the same user may listen on the port."""
+    "vllm" or a folder: see `options.py`. With `shares_port` other gateways of the same user may listen on the port.
+    Those that are one service have a `shared_metrics_dir`, which the environment's PROMETHEUS_MULTIPROC_DIR names
+    too."""
 
     model: str
     served_model_names: tuple[str, ...]
@@ -150,6 +152,7 @@ class GatewayConfig(ServiceConfig):
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)
     shares_port: bool = False
+    shared_metrics_dir: str | None = None
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
     response_ttl_s: float = DEFAULT_RESPONSE_TTL_S

@@ -16,7 +16,7 @@ ACCEPTED_TYPES: Mapping[str, str] = {
     "input": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
     "content": 'a string, null, or a list of parts such as {"type": "text", "text": "..."}',
-    "tool_choice": "none, auto, required, or an object that names a function",
+    "tool_choice": "none, auto, required, or an object that names a tool or allowed_tools",
     "arguments": "a JSON object as a string",
     "chat_template_kwargs": "an object whose values are strings, numbers, booleans or null",
 }
@@ -39,8 +39,15 @@ def naming_fields(prefix: str = "") -> Generator[None]:
     try:
         yield
     except ValidationError as error:
-        within = ("body", *prefix.split(".")) if prefix else ("body",)
-        raise invalid_request([{**details, "loc": (*within, *details["loc"])} for details in error.errors()]) from None
+        raise invalid_value(error, prefix) from None
+
+
+def invalid_value(error: ValidationError, prefix: str = "") -> InvalidRequest:
+    """Of a value that stands in the field `prefix`."""
+    within = ("body", *prefix.split(".")) if prefix else ("body",)
+    # The input is as large as the caller has made it.
+    found = error.errors(include_url=False, include_input=False)
+    return invalid_request([{**details, "loc": (*within, *details["loc"])} for details in found])
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:

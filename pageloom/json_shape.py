@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import re
+from pageloom.request_limits import default_limit
 
 # Of JSON within a string of a body, such as a schema.
 MAX_INNER_DEPTH = 64
-# A million empty arrays fit 4 MiB, and would hold up everyone else for a second.
-MAX_CONTAINERS = 65_536
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 
 
-def excess_of(body: bytes, max_depth: int = MAX_INNER_DEPTH) -> str | None:
-    """What the body has too much of. The depth is found by removing the innermost brackets once per
-    level, each time in one pass over what is left."""
-    if body.count(b"[") + body.count(b"{") <= max_depth:
-        return None
-    brackets = _STRING.sub(b"", body).translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
-    if len(brackets) > 2 * MAX_CONTAINERS:
-        return f"it has more than {MAX_CONTAINERS} arrays and objects"
+def excess_of(
+    body: bytes,
+    max_depth: int = MAX_INNER_DEPTH,
+    max_containers: int = default_limit("max_json_containers"),
+    max_strings: int = default_limit("max_json_strings"),
+) -> str | None:
+    """What the body has too much of. Each step is one pass of C code over the body, or over what is left of it; the
+    depth is found by removing the innermost brackets once per level."""
+    # An escaped quotation mark ends no string.
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    if unescaped.count(b'"') > 2 * max_strings:
+        return f"it has more than {max_strings} strings"
+    outside = b"".join(unescaped.split(b'"')[::2])
+    brackets = outside.translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS)
+    if brackets.count(b"[") > max_containers:
+        return f"it has more than {max_containers} arrays and objects"
     for _ in range(max_depth):
         shallower = brackets.replace(b"[]", b"")
         if len(shallower) == len(brackets):

@@ -67,11 +67,20 @@ class StackConfig:
             num_threads=worker.num_threads or max(1, num_cores // self.num_workers),
         )
 
-    def gateway_config(self, gateway: GatewayConfig, scheduler_address: str, port: int) -> GatewayConfig:
+    def gateway_config(
+        self, gateway: GatewayConfig, scheduler_address: str, port: int, directory: str
+    ) -> GatewayConfig:
+        """`directory` is for what several gateways have in common."""
         gateway = replace(gateway, scheduler_address=scheduler_address, port=port)
         if self.num_gateways == 1:
             return gateway
-        return replace(gateway, shares_port=True, max_stored_responses=0, max_stored_files=0)
+        return replace(
+            gateway, shares_port=True, shared_metrics_dir=directory, max_stored_responses=0, max_stored_files=0
+        )
+
+    def gateway_environment(self, directory: str) -> dict[str, str]:
+        """What differs from this process's own environment. prometheus_client reads it when it is imported."""
+        return {} if self.num_gateways == 1 else {"PROMETHEUS_MULTIPROC_DIR": directory}
 
     def worker_environment(self, index: int) -> dict[str, str]:
         """What differs from this process's own environment."""
@@ -88,7 +97,7 @@ class LocalStack:
     """Starts the processes on entry, stops them in order on exit: the gateway first, so that its
     streams can end, then the scheduler, which sends the workers away, then these, all at once: one left for last
     would dial the scheduler that is gone. If `drain` is set to False before that, nothing waits for running
-    requests."""
+    requests: their clients are told that they end."""
 
     def __init__(self, config: StackConfig, on_loading: Callable[[Loading], None]) -> None:
         self.drain = True
@@ -172,8 +181,11 @@ class LocalStack:
         port = gateway.port
         if self._config.num_gateways > 1 and port:
             _require_free(gateway.host, port)
+        directory = os.path.join(self._directory.name, "gateways")
+        os.mkdir(directory)
         for name in self._gateway_names():
-            await self._start(name, "gateway", self._config.gateway_config(gateway, scheduler_address, port))
+            config = self._config.gateway_config(gateway, scheduler_address, port, directory)
+            await self._start(name, "gateway", config, self._config.gateway_environment(directory))
             if self._config.num_gateways > 1:
                 # The others take the port that the first one got.
                 await self._ready[name]
@@ -223,7 +235,13 @@ class LocalStack:
         with self._directory:
             for names, drain_timeout_s in self._stop_order():
                 limit_s = (drain_timeout_s if self.drain else 0.0) + _EXIT_GRACE_S
-                await asyncio.gather(*(self._services[name].stop(limit_s) for name in names if name in self._services))
+                await asyncio.gather(
+                    *(
+                        self._services[name].stop(limit_s, at_once=not self.drain)
+                        for name in names
+                        if name in self._services
+                    )
+                )
             await asyncio.gather(*self._watchers.values())
 
     def _stop_order(self) -> list[tuple[list[str], float]]:

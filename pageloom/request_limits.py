@@ -31,6 +31,9 @@ class RequestLimits:
     """
 
     max_json_depth: int = _limit(64, "Deepest nesting of arrays and objects in a body.", low=8, high=_DEEPEST_JSON)
+    # What these two cost is what holds up other requests: a few milliseconds for each ten thousand.
+    max_json_containers: int = _limit(16_384, "Most arrays and objects in a body.")
+    max_json_strings: int = _limit(65_536, "Most strings in a body, names of members among them.")
     max_messages: int = _limit(2048, "Most messages of a chat, or items of a response's `input`.")
     max_prompts: int = _limit(256, "Most prompts of a text completion.")
     # OpenAI's limit; no more of them than `max_prompts` are at the engine at one time.
@@ -50,6 +53,8 @@ class RequestLimits:
     max_bad_word_chars: int = _limit(256, "Longest string in `bad_words`, in characters.")
     max_allowed_token_ids: int = _limit(4096, "Most ids in `allowed_token_ids`.", low=0, high=MAX_ALLOWED_TOKEN_IDS)
     max_tools: int = _limit(128, "Most tools of a chat.", low=0)
+    max_metadata: int = _limit(16, "Most entries of `metadata`, which is OpenAI's limit.", low=0)
+    max_template_variables: int = _limit(256, "Most entries of `chat_template_kwargs`.", low=0)
     max_logprobs: int = _limit(
         MAX_LOGPROBS, "Most alternatives with their log-probability for each token.", low=0, high=MAX_LOGPROBS
     )
@@ -78,3 +83,8 @@ class DescribedLimit:
 
 def described_limits() -> tuple[DescribedLimit, ...]:
     return tuple(DescribedLimit(name=entry.name, **entry.metadata) for entry in fields(RequestLimits))
+
+
+def default_limit(name: str) -> int:
+    """Of the limit with this name."""
+    return next(limit.default for limit in described_limits() if limit.name == name)

@@ -74,10 +74,14 @@ class ServiceProcess:
         self._link.close()
         return code
 
-    async def stop(self, timeout_s: float) -> None:
-        """Asks it to drain and end; kills it after `timeout_s`."""
+    async def stop(self, timeout_s: float, *, at_once: bool) -> None:
+        """Asks it to drain and end, `at_once` without waiting for what it runs, of which it then says why it ends;
+        kills it after `timeout_s`."""
         if self._process.returncode is not None:
             return
+        if at_once:
+            # As if we were gone: nothing that it waits for will come.
+            self._link.write_eof()
         self._process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout_s):

@@ -31,6 +31,8 @@ log = structlog.get_logger()
 _LAST_EVENTS_GRACE_S = 1.0
 # How often the metrics get new figures at most: making them costs as much as a plan.
 _PUBLISH_INTERVAL_S = 0.1
+# The event loop's timers count in milliseconds: what is due sooner is due now, or a timer that is early costs another.
+_TIMER_RESOLUTION_S = 0.001
 
 
 class Driver:
@@ -228,8 +230,10 @@ class Driver:
             return self._until_overdue(link, now_s)
         while self._core.num_in_flight(worker_id) < self._core.limits.max_num_steps_in_flight:
             facts, since_s = self._core.last_step_facts(worker_id), link.working_since_s
-            if facts is not None and since_s is not None and (delay_s := since_s + pace.delay_s(facts) - now_s) > 0:
-                return delay_s
+            if facts is not None and since_s is not None:
+                delay_s = since_s + pace.delay_s(facts) - now_s
+                if delay_s > _TIMER_RESOLUTION_S:
+                    return delay_s
             plan = self._core.plan(worker_id, now_s)
             if plan is None:
                 break

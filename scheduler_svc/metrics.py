@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pageloom.plan import StepResult
+from pageloom.unlocked_metrics import UnlockedHistogram
 from scheduler_svc.core import ChoiceFacts, Stats, StepFacts
 
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -21,33 +22,35 @@ _QUEUE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 class SchedulerMetrics:
     """Histograms that the driver observes, and a collector over the latest published Stats.
 
-    A scrape runs in another thread: it only ever reads one frozen value that the driver replaced whole.
+    A scrape runs in another thread: of Stats it only ever reads one frozen value that the driver replaced whole.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._seqs = Histogram(
+        self._seqs = UnlockedHistogram(
             "pageloom_step_num_seqs", "Sequences that share a step.", buckets=_SIZES, registry=registry
         )
-        self._tokens = Histogram("pageloom_step_num_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry)
-        self._step = Histogram(
+        self._tokens = UnlockedHistogram(
+            "pageloom_step_num_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry
+        )
+        self._step = UnlockedHistogram(
             "pageloom_step_seconds",
             "From when the worker can have begun a step to its result.",
             buckets=_STEP_S,
             registry=registry,
         )
-        self._hop = Histogram(
+        self._hop = UnlockedHistogram(
             "pageloom_step_hop_seconds", "Part of a step outside the worker's model and sampler.",
             buckets=_HOP_S, registry=registry,
         )  # fmt: skip
-        self._queue = Histogram(
+        self._queue = UnlockedHistogram(
             "pageloom_request_queue_time_seconds", "From arrival to first admission.",
             buckets=_QUEUE_S, registry=registry,
         )  # fmt: skip
-        self._prefill = Histogram(
+        self._prefill = UnlockedHistogram(
             "pageloom_request_prefill_time_seconds", "From first admission to first token.",
             buckets=_QUEUE_S, registry=registry,
         )  # fmt: skip
-        self._decodes = Histogram(
+        self._decodes = UnlockedHistogram(
             "pageloom_step_num_decode_seqs", "Sequences of a step that continue by one token.",
             buckets=(0, *_SIZES), registry=registry,
         )  # fmt: skip

@@ -44,6 +44,8 @@ _LAYER_NAMES = {
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # One tensor for all experts, [experts, rows, columns].
 _EXPERTS_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
+# Or one for each, in files of Mixtral from before llama.cpp had the former.
+_EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight")
 _PLAIN_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -141,6 +143,9 @@ def hf_name(name: str) -> str:
     match = _LAYER_TENSOR.fullmatch(name)
     if match is not None and match[2] in _LAYER_NAMES:
         return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    expert = _EXPERT_TENSOR.fullmatch(name)
+    if expert is not None:
+        return f"model.layers.{expert[1]}.mlp.experts.{expert[3]}.{expert[2]}_proj.weight"
     return _OUTER_NAMES.get(name, name)
 
 

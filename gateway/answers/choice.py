@@ -47,6 +47,8 @@ class ChoiceDelta(NamedTuple):
     token_ids: tuple[int, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    # The end came within a call, whose arguments are not whole.
+    cuts_call: bool = False
     num_reasoning_tokens: int = 0
     echoed: tuple[EchoedToken, ...] = ()
 
@@ -132,15 +134,19 @@ class Choice:
         return self._ended(delta._replace(finish=finish, stop_reason=stop_reason, timeline=event.timeline))
 
     def _ended(self, delta: ChoiceDelta) -> ChoiceDelta:
-        """With what the parser held back. An answer with calls ends by them, unless its length ended it."""
+        """With what the parser held back. An answer with calls ends by them, unless its length ended it, or a stop
+        string within one: then the caller must not take it for whole."""
         if self._parser is None:
             return delta
+        cuts_call = self._parser.in_call
         last = self._parser.finish()
+        by_calls = delta.finish == "stop" and self._parser.num_calls and not cuts_call
         return delta._replace(
             text=delta.text + last.content,
             reasoning=delta.reasoning + last.reasoning,
             tool_calls=merged(delta.tool_calls + last.tool_calls),
-            finish="tool_calls" if delta.finish == "stop" and self._parser.num_calls else delta.finish,
+            cuts_call=cuts_call,
+            finish="tool_calls" if by_calls else delta.finish,
         )
 
 

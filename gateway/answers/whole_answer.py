@@ -15,9 +15,12 @@ from pageloom.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallAnswer:
+    """Of a custom tool's call `arguments` are its input."""
+
     id: str
     name: str
     arguments: str
+    is_custom: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,9 @@ def _whole_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCallAnswer, ...]:
     for delta in deltas:
         arguments.setdefault(delta.index, []).append(delta.arguments)
     return tuple(
-        ToolCallAnswer(id=delta.id, name=delta.name, arguments="".join(arguments[delta.index]))
+        ToolCallAnswer(
+            id=delta.id, name=delta.name, arguments="".join(arguments[delta.index]), is_custom=delta.is_custom
+        )
         for delta in deltas
         if delta.id is not None and delta.name is not None
     )

@@ -20,12 +20,12 @@ class Block(RequestModel):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
 
 
 class Message(RequestModel):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
 
 
 class Tool(RequestModel):
@@ -63,9 +63,9 @@ class PromptFields(RequestModel):
     """What makes the prompt."""
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
-    system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    system: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 

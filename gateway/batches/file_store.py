@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -65,71 +65,51 @@ class OutputFile:
 
 class FileStore:
     """Of each file there is `ID.jsonl`, its content, and `ID.json`, what is shown of it; `ID.part` is content that is
-    not complete. Its methods touch the disk and may be called from any thread."""
+    not complete. Owned by the event loop: threads only touch the disk."""
 
     def __init__(self, directory: BatchDirectory, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
         self._limits = limits
         self._clock = clock
-        self._lock = threading.RLock()
         self._files: dict[str, FileObject] = {}
         self._num_part_bytes = 0
         self._num_being_added = 0
         # How many batches read a file, which must not go away before they have ended.
         self._num_readers: Counter[str] = Counter()
 
-    def load(self, unfinished_ids: Collection[str]) -> None:
+    async def load(self, unfinished_ids: Collection[str]) -> None:
         """Finds what an earlier process has left; removes what is of no use, but not the unfinished files of batches
         that go on."""
-        with self._lock:
-            for path in list(self._directory.files.glob("file-*")):
-                if not _is_of_use(path, unfinished_ids):
-                    path.unlink()
-                elif path.suffix == ".part":
-                    self._num_part_bytes += _without_torn_line(path)
-                elif path.suffix == ".json" and path.with_suffix(".jsonl").exists():
-                    self._load_one(path)
+        found, self._num_part_bytes = await asyncio.to_thread(_found, self._directory.files, unfinished_ids)
+        self._files = {file.id: file for file in found}
 
-    def _load_one(self, path: Path) -> None:
-        try:
-            shown = FileObject.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            _log.warning("a stored file cannot be read", path=str(path), because=str(error))
-            return
-        if shown.id == path.stem:
-            self._files[shown.id] = shown
-
-    def add(self, source: BinaryIO, num_bytes: int, filename: str, lifetime_s: int | None) -> FileObject:
+    async def add(self, source: BinaryIO, num_bytes: int, filename: str, lifetime_s: int | None) -> FileObject:
         """Raises StoreFull."""
-        file_id = _new_id()
         if self._limits.max_files == 0:
             raise StoreFull("this server stores no files", param="file")
-        with self._lock:
-            self._forget()
-            if len(self._files) + self._num_being_added >= self._limits.max_files:
-                raise StoreFull(f"{len(self._files)} files are stored, which is the most; delete some", param="file")
-            self._take_part_bytes(num_bytes)
-            self._num_being_added += 1
+        await self._forget()
+        if len(self._files) + self._num_being_added >= self._limits.max_files:
+            raise StoreFull(f"{len(self._files)} files are stored, which is the most; delete some", param="file")
+        self._take_part_bytes(num_bytes)
+        self._num_being_added += 1
+        file_id = f"file-{uuid.uuid4().hex}"
+        part = self._path(file_id, ".part")
         try:
-            with self._path(file_id, ".part").open("wb") as file:
-                shutil.copyfileobj(source, file)
-            _sync(self._path(file_id, ".part"))
-            return self._publish(file_id, num_bytes, filename, "batch", lifetime_s)
+            await asyncio.to_thread(_copy, source, part)
+            return await self._publish(file_id, num_bytes, filename, "batch", lifetime_s)
         except BaseException:
-            self._path(file_id, ".part").unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
         finally:
-            with self._lock:
-                self._num_part_bytes -= num_bytes
-                self._num_being_added -= 1
+            self._num_part_bytes -= num_bytes
+            self._num_being_added -= 1
 
     def get(self, file_id: str) -> FileObject:
         """Raises NotFound."""
-        with self._lock:
-            self._forget()
-            if file_id not in self._files:
-                raise NotFound(f"there is no file {file_id[:80]!r}: it was deleted, or is too old", param="file_id")
-            return self._files[file_id]
+        file = self._files.get(file_id)
+        if file is None or self._is_too_old(file):
+            raise NotFound(f"there is no file {file_id[:80]!r}: it was deleted, or is too old", param="file_id")
+        return file
 
     def content_path(self, file_id: str) -> Path:
         """Raises NotFound."""
@@ -137,51 +117,42 @@ class FileStore:
 
     def all(self) -> list[FileObject]:
         """In the order in which they were stored."""
-        with self._lock:
-            self._forget()
-            return sorted(self._files.values(), key=lambda file: file.created_at)
+        files = [file for file in self._files.values() if not self._is_too_old(file)]
+        return sorted(files, key=lambda file: file.created_at)
 
-    def delete(self, file_id: str) -> None:
+    async def delete(self, file_id: str) -> None:
         """Raises NotFound, and InvalidRequest while a batch reads it."""
-        with self._lock:
-            self.get(file_id)
-            if self._num_readers[file_id]:
-                raise InvalidRequest("the file is the input of a batch that has not ended", param="file_id")
-            self._drop(file_id)
+        self.get(file_id)
+        if self._num_readers[file_id]:
+            raise InvalidRequest("the file is the input of a batch that has not ended", param="file_id")
+        await self._drop([file_id])
 
     def begin_reading(self, file_id: str) -> None:
-        with self._lock:
-            self._num_readers[file_id] += 1
+        self._num_readers[file_id] += 1
 
     def end_reading(self, file_id: str) -> None:
-        with self._lock:
-            self._num_readers[file_id] -= 1
+        self._num_readers[file_id] -= 1
 
     def open_output(self, file_id: str) -> OutputFile:
         """To be written, or written on."""
         return OutputFile(file_id, self._path(file_id, ".part"), self._take_part_bytes)
 
     def unfinished_lines(self, file_id: str) -> Iterator[bytes]:
-        """Of an output that was opened."""
+        """Of an output that was opened. May be read in a thread."""
         with self._path(file_id, ".part").open("rb") as file:
             yield from file
 
-    def publish_output(self, file_id: str, filename: str, lifetime_s: int | None) -> bool:
+    async def publish_output(self, file_id: str, filename: str, lifetime_s: int | None) -> bool:
         """Makes what was written a file that can be read; whether there is one. It may be published already."""
-        part = self._path(file_id, ".part")
-        with self._lock:
-            if file_id in self._files:
-                return True
-        num_bytes = _sync(part) if part.exists() else 0
+        if file_id in self._files:
+            return True
+        num_bytes = await asyncio.to_thread(_settled_bytes, self._path(file_id, ".part"))
         if num_bytes:
-            self._publish(file_id, num_bytes, filename, "batch_output", lifetime_s)
-        else:
-            part.unlink(missing_ok=True)
-        with self._lock:
-            self._num_part_bytes -= num_bytes
+            await self._publish(file_id, num_bytes, filename, "batch_output", lifetime_s)
+        self._num_part_bytes -= num_bytes
         return num_bytes > 0
 
-    def _publish(
+    async def _publish(
         self, file_id: str, num_bytes: int, filename: str, purpose: Purpose, lifetime_s: int | None
     ) -> FileObject:
         now = self._clock()
@@ -194,40 +165,83 @@ class FileStore:
             filename=filename,
             purpose=purpose,
         )
-        write_whole(self._path(file_id, ".json"), shown.model_dump_json().encode())
-        self._path(file_id, ".part").replace(self._path(file_id, ".jsonl"))
-        with self._lock:
-            self._files[file_id] = shown
+        await asyncio.to_thread(_complete, self._path(file_id, ".part"), shown.model_dump_json().encode())
+        self._files[file_id] = shown
         return shown
 
     def _take_part_bytes(self, num_bytes: int) -> None:
-        with self._lock:
-            stored = self._num_part_bytes + sum(file.bytes for file in self._files.values())
-            if stored + num_bytes > self._limits.max_bytes:
-                raise StoreFull(
-                    f"{stored} bytes of files are stored, and {num_bytes} more would be over the limit of "
-                    f"{self._limits.max_bytes}; delete some",
-                    param="file",
-                )
-            self._num_part_bytes += num_bytes
+        stored = self._num_part_bytes + sum(file.bytes for file in self._files.values())
+        if stored + num_bytes > self._limits.max_bytes:
+            raise StoreFull(
+                f"{stored} bytes of files are stored, and {num_bytes} more would be over the limit of "
+                f"{self._limits.max_bytes}; delete some",
+                param="file",
+            )
+        self._num_part_bytes += num_bytes
 
-    def _forget(self) -> None:
-        now = self._clock()
-        for file in list(self._files.values()):
-            if file.expires_at is not None and file.expires_at <= now and not self._num_readers[file.id]:
-                self._drop(file.id)
+    def _is_too_old(self, file: FileObject) -> bool:
+        is_past = file.expires_at is not None and file.expires_at <= self._clock()
+        return is_past and not self._num_readers[file.id]
 
-    def _drop(self, file_id: str) -> None:
-        del self._files[file_id]
-        for suffix in (".json", ".jsonl"):
-            self._path(file_id, suffix).unlink(missing_ok=True)
+    async def _forget(self) -> None:
+        await self._drop([file.id for file in self._files.values() if self._is_too_old(file)])
+
+    async def _drop(self, file_ids: Collection[str]) -> None:
+        for file_id in file_ids:
+            del self._files[file_id]
+        paths = [self._path(file_id, suffix) for file_id in file_ids for suffix in (".json", ".jsonl")]
+        await asyncio.to_thread(_remove, paths)
 
     def _path(self, file_id: str, suffix: str) -> Path:
         return self._directory.files / f"{file_id}{suffix}"
 
 
-def _new_id() -> str:
-    return f"file-{uuid.uuid4().hex}"
+def _found(folder: Path, unfinished_ids: Collection[str]) -> tuple[list[FileObject], int]:
+    """The files, and the bytes of those that are not complete."""
+    found: list[FileObject] = []
+    num_part_bytes = 0
+    for path in list(folder.glob("file-*")):
+        if not _is_of_use(path, unfinished_ids):
+            path.unlink()
+        elif path.suffix == ".part":
+            num_part_bytes += _without_torn_line(path)
+        elif path.suffix == ".json" and path.with_suffix(".jsonl").exists():
+            found += _read(path)
+    return found, num_part_bytes
+
+
+def _read(path: Path) -> list[FileObject]:
+    """One, or none if it cannot be read."""
+    try:
+        shown = FileObject.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        _log.warning("a stored file cannot be read", path=str(path), because=str(error))
+        return []
+    return [shown] if shown.id == path.stem else []
+
+
+def _copy(source: BinaryIO, part: Path) -> None:
+    with part.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    _sync(part)
+
+
+def _settled_bytes(part: Path) -> int:
+    """Of what was written to it, which outlasts a crash then; a file that would be empty is removed."""
+    num_bytes = _sync(part) if part.exists() else 0
+    if not num_bytes:
+        part.unlink(missing_ok=True)
+    return num_bytes
+
+
+def _complete(part: Path, shown: bytes) -> None:
+    write_whole(part.with_suffix(".json"), shown)
+    part.replace(part.with_suffix(".jsonl"))
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _is_of_use(path: Path, unfinished_ids: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -15,7 +16,7 @@ import structlog
 
 from gateway.batches.file_store import FileStore, OutputFile
 from gateway.batches.inner_call import Call, InnerAnswer
-from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, Status, StoredBatch
+from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, EnteredStatus, StoredBatch
 from gateway.requests.terms import TENANT_HEADER
 from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, encoded, read_lines
 from pageloom.errors import PageloomError
@@ -58,7 +59,8 @@ class BatchRun:
         self._slots = slots
         self._save = save
         self._max_line_bytes = max_line_bytes
-        self._answering: asyncio.Task[None] | None = None
+        # While lines are answered; it ends that when the batch expires, or is cancelled.
+        self._window: asyncio.Timeout | None = None
         # Numbers of the lines that have an answer.
         self._done: set[int] = set()
         files.begin_reading(batch.shown.input_file_id)
@@ -66,9 +68,10 @@ class BatchRun:
     async def run(self) -> None:
         shown = self._batch.shown
         try:
+            source = self._files.content_path(shown.input_file_id)
             if shown.in_progress_at is None:
-                shown.request_counts.total = await asyncio.to_thread(self._count_lines)
-            ending = self._batch.ending or await self._answer_all()
+                shown.request_counts.total = await asyncio.to_thread(self._count_lines, source)
+            ending = self._batch.ending or await self._answer_all(source)
         except Exception as error:
             shown.errors = BatchErrors(data=[self._failure(error)])
             ending = "failed"
@@ -76,8 +79,8 @@ class BatchRun:
 
     async def cancel(self) -> None:
         """Answers that are under way are given up; `run` finishes with what there is."""
-        if self._answering is not None:
-            self._answering.cancel()
+        if self._window is not None:
+            self._window.reschedule(asyncio.get_running_loop().time())
         await self._become("cancelling")
 
     def _failure(self, error: Exception) -> BatchError:
@@ -91,8 +94,8 @@ class BatchRun:
         reason = error.strerror if isinstance(error, OSError) else None
         return BatchError(code="batch_failed", message=reason or "internal error")
 
-    def _count_lines(self) -> int:
-        with self._files.content_path(self._batch.shown.input_file_id).open("rb") as source:
+    def _count_lines(self, path: Path) -> int:
+        with path.open("rb") as source:
             num_lines = count_lines(source, self._max_line_bytes)
         if num_lines == 0:
             raise BatchFailed("empty_file", "the input file has no requests")
@@ -100,7 +103,7 @@ class BatchRun:
             raise BatchFailed("too_many_requests", f"the input file has {num_lines} requests; {MAX_LINES} are the most")
         return num_lines
 
-    async def _answer_all(self) -> Ending:
+    async def _answer_all(self, source: Path) -> Ending:
         with (
             closing(self._files.open_output(self._batch.output_id)) as output,
             closing(self._files.open_output(self._batch.error_id)) as errors,
@@ -111,33 +114,30 @@ class BatchRun:
             answers = _Answers(self._batch, output, errors, self._done)
             if self._cancelling():
                 return "cancelled"
-            if await self._within_window(answers):
+            if await self._within_window(source, answers):
                 return "completed"
             if self._cancelling():
                 return "cancelled"
-            await self._expire(answers)
+            await self._expire(source, answers)
             return "expired"
 
     def _cancelling(self) -> bool:
         return self._batch.shown.status == "cancelling"
 
-    async def _within_window(self, answers: _Answers) -> bool:
+    async def _within_window(self, source: Path, answers: _Answers) -> bool:
         """Whether all lines were answered before the batch expired or was cancelled."""
-        answering = self._answering = asyncio.create_task(self._answer_lines(answers))
         try:
-            await asyncio.wait((answering,), timeout=max(0.0, self._batch.shown.expires_at - time.time()))
-        finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
-            self._answering = None
-        if answering.cancelled():
+            async with asyncio.timeout(max(0.0, self._batch.shown.expires_at - time.time())) as self._window:
+                await self._answer_lines(source, answers)
+        except TimeoutError:
             return False
-        answering.result()
+        finally:
+            self._window = None
         return True
 
-    async def _answer_lines(self, answers: _Answers) -> None:
+    async def _answer_lines(self, source: Path, answers: _Answers) -> None:
         async with asyncio.TaskGroup() as group:
-            async for line in self._lines_left():
+            async for line in self._lines_left(source):
                 if isinstance(line.content, LineError):
                     answers.refuse(line.number, line.content)
                     continue
@@ -159,22 +159,22 @@ class BatchRun:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    async def _expire(self, answers: _Answers) -> None:
-        async for line in self._lines_left():
+    async def _expire(self, source: Path, answers: _Answers) -> None:
+        async for line in self._lines_left(source):
             if isinstance(line.content, LineError):
                 answers.refuse(line.number, line.content)
             else:
                 answers.refuse(line.number, LineError(*_EXPIRED, line.content.custom_id))
 
-    async def _lines_left(self) -> AsyncIterator[BatchLine]:
+    async def _lines_left(self, source: Path) -> AsyncIterator[BatchLine]:
         """Those without an answer."""
-        lines = self._lines()
+        lines = self._lines(source)
         while (line := await asyncio.to_thread(next, lines, None)) is not None:
             if line.number not in self._done:
                 yield line
 
-    def _lines(self) -> Iterator[BatchLine]:
-        with self._files.content_path(self._batch.shown.input_file_id).open("rb") as source:
+    def _lines(self, path: Path) -> Iterator[BatchLine]:
+        with path.open("rb") as source:
             yield from read_lines(source, [self._batch.shown.endpoint], self._max_line_bytes)
 
     def _recall(self) -> None:
@@ -199,19 +199,19 @@ class BatchRun:
             await self._become("finalizing")
         else:
             await self._save(batch)
-        for file_id, kind in ((batch.output_id, "output"), (batch.error_id, "error")):
-            published = await asyncio.to_thread(
-                self._files.publish_output, file_id, f"{shown.id}_{kind}.jsonl", batch.output_lifetime_s
-            )
-            if published:
-                setattr(shown, f"{kind}_file_id", file_id)
+        shown.output_file_id = await self._published(batch.output_id, "output")
+        shown.error_file_id = await self._published(batch.error_id, "error")
         self._files.end_reading(shown.input_file_id)
         await self._become(ending)
 
-    async def _become(self, status: Status) -> None:
-        """Enters a state, at the time that bears its name."""
-        setattr(self._batch.shown, f"{status}_at", int(time.time()))
-        self._batch.shown.status = status
+    async def _published(self, file_id: str, kind: str) -> str | None:
+        """The file's id, if anything was written to it."""
+        filename = f"{self._batch.shown.id}_{kind}.jsonl"
+        published = await self._files.publish_output(file_id, filename, self._batch.output_lifetime_s)
+        return file_id if published else None
+
+    async def _become(self, status: EnteredStatus) -> None:
+        self._batch.shown.enter(status, int(time.time()))
         await self._save(self._batch)
 
 

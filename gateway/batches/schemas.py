@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, Field
 
@@ -11,9 +11,8 @@ from pageloom.request_model import RequestModel
 
 MAX_LIFETIME_S = 30 * 86_400
 
-Status = Literal[
-    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
-]  # fmt: skip
+EnteredStatus = Literal["in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
+Status = Literal["validating"] | EnteredStatus
 Purpose = Literal["batch", "batch_output"]
 Lifetime = Annotated[int, Field(ge=1, le=MAX_LIFETIME_S)]
 
@@ -123,6 +122,27 @@ class BatchObject(BaseModel):
     request_counts: RequestCounts = Field(default_factory=RequestCounts)
     usage: BatchUsage = Field(default_factory=BatchUsage)
     metadata: dict[str, str] | None = None
+
+    def enter(self, status: EnteredStatus, now: int) -> None:
+        """A status, and the time at which it was entered."""
+        self.status = status
+        match status:
+            case "in_progress":
+                self.in_progress_at = now
+            case "finalizing":
+                self.finalizing_at = now
+            case "completed":
+                self.completed_at = now
+            case "failed":
+                self.failed_at = now
+            case "expired":
+                self.expired_at = now
+            case "cancelling":
+                self.cancelling_at = now
+            case "cancelled":
+                self.cancelled_at = now
+            case _:
+                assert_never(status)
 
 
 class BatchList(BaseModel):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec
 
 import structlog
 from pydantic import ValidationError
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.batches.directory import BatchDirectory, write_whole
 from gateway.batches.file_store import FileStore
 from gateway.batches.inner_call import Call
@@ -25,18 +28,19 @@ MAX_UNFINISHED, MAX_ENDED = 100, 1000
 MAX_WINDOW_S = 7 * 86_400
 _WINDOW = re.compile(r"(\d{1,6})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+P = ParamSpec("P")
 _log = structlog.get_logger(__name__)
 
 
 class BatchService:
-    """Owned by the event loop; the task of each batch that has not ended is its own. `urls` are those that lines may
-    name."""
+    """Owned by the event loop. `urls` are those that lines may name."""
 
     def __init__(
         self,
         directory: BatchDirectory,
         files: FileStore,
         call: Call,
+        background: BackgroundTasks,
         *,
         urls: Collection[str],
         concurrency: int,
@@ -45,27 +49,30 @@ class BatchService:
         self._directory = directory
         self.files = files
         self._call = call
+        self._background = background
         self._urls = tuple(urls)
         self._slots = asyncio.Semaphore(concurrency)
         self._max_line_bytes = max_line_bytes
         # In the order in which they were made.
         self._batches: dict[str, StoredBatch] = {}
-        self._writing = threading.Lock()
-        self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        # One thread, so that the last state that was written is the last one.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._runs: dict[str, BatchRun] = {}
 
     async def open(self) -> None:
         """Finds what an earlier process has left, and goes on with it."""
-        if self._directory.persistent:
-            await asyncio.to_thread(self._load)
-            for batch in [batch for batch in self._batches.values() if not _ended(batch)]:
-                self._start(batch)
+        if not self._directory.persistent:
+            return
+        batches = await asyncio.to_thread(_found, self._directory.batches)
+        self._batches = {batch.shown.id: batch for batch in batches}
+        unfinished = [batch for batch in batches if not _ended(batch)]
+        await self.files.load({file_id for batch in unfinished for file_id in (batch.output_id, batch.error_id)})
+        for batch in unfinished:
+            self._start(batch)
 
     async def close(self) -> None:
-        """Batches that have not ended stay as they are."""
-        tasks = [task for _, task in self._runs.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """When none of its tasks is left."""
+        await asyncio.to_thread(self._writer.shutdown)
         await asyncio.to_thread(self._directory.close)
 
     async def create(self, body: CreateBatchRequest, tenant: str) -> BatchObject:
@@ -98,7 +105,7 @@ class BatchService:
         self._batches[shown.id] = batch
         self._start(batch)
         await self._save(batch)
-        await asyncio.to_thread(self._forget)
+        await self._forget()
         return shown
 
     def get(self, batch_id: str) -> BatchObject:
@@ -112,8 +119,7 @@ class BatchService:
         """Raises NotFound, and InvalidRequest if there is nothing left to cancel."""
         shown = self._stored(batch_id).shown
         if shown.status in ("validating", "in_progress"):
-            run, _ = self._runs[batch_id]
-            await run.cancel()
+            await self._runs[batch_id].cancel()
         elif shown.status != "cancelling":
             raise InvalidRequest(f"a batch that is {shown.status} cannot be cancelled", param="batch_id")
         return shown
@@ -125,40 +131,43 @@ class BatchService:
 
     def _start(self, batch: StoredBatch) -> None:
         run = BatchRun(batch, self.files, self._call, self._slots, self._save, self._max_line_bytes)
-        task = asyncio.create_task(run.run(), name=batch.shown.id)
-        self._runs[batch.shown.id] = run, task
-        task.add_done_callback(lambda _: self._conclude(batch))
+        self._runs[batch.shown.id] = run
+        self._background.start(self._run(batch.shown.id, run), batch.shown.id)
 
-    def _conclude(self, batch: StoredBatch) -> None:
-        _, task = self._runs.pop(batch.shown.id)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("batch was left unfinished", batch_id=batch.shown.id, exc_info=error)
+    async def _run(self, batch_id: str, run: BatchRun) -> None:
+        try:
+            await run.run()
+        finally:
+            del self._runs[batch_id]
 
     async def _save(self, batch: StoredBatch) -> None:
-        await asyncio.to_thread(self._write, batch)
+        content = batch.model_dump_json().encode()
+        await self._write(write_whole, self._path(batch), content)
 
-    def _write(self, batch: StoredBatch) -> None:
-        # The state as it is now, not as it was when the write was asked for: the last write has the last state.
-        with self._writing:
-            write_whole(self._path(batch), batch.model_dump_json().encode())
-
-    def _load(self) -> None:
-        for unwritten in self._directory.batches.glob("batch_*.new"):
-            unwritten.unlink()
-        batches = [batch for path in self._directory.batches.glob("batch_*.json") if (batch := _read(path)) is not None]
-        batches.sort(key=lambda batch: batch.shown.created_at)
-        self._batches = {batch.shown.id: batch for batch in batches}
-        unfinished = [batch for batch in batches if not _ended(batch)]
-        self.files.load({file_id for batch in unfinished for file_id in (batch.output_id, batch.error_id)})
-
-    def _forget(self) -> None:
+    async def _forget(self) -> None:
         ended = [batch for batch in self._batches.values() if _ended(batch)]
         for batch in ended[: max(0, len(ended) - MAX_ENDED + 1)]:
             del self._batches[batch.shown.id]
-            self._path(batch).unlink(missing_ok=True)
+            await self._write(_remove, self._path(batch))
+
+    async def _write(self, write: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        call = partial(write, *args, **kwargs)
+        await asyncio.get_running_loop().run_in_executor(self._writer, call)
 
     def _path(self, batch: StoredBatch) -> Path:
         return self._directory.batches / f"{batch.shown.id}.json"
+
+
+def _found(folder: Path) -> list[StoredBatch]:
+    """In the order in which they were made."""
+    for unwritten in folder.glob("batch_*.new"):
+        unwritten.unlink()
+    batches = [batch for path in folder.glob("batch_*.json") if (batch := _read(path)) is not None]
+    return sorted(batches, key=lambda batch: batch.shown.created_at)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> StoredBatch | None:

@@ -48,7 +48,7 @@ def server_send(scope: Scope) -> Send:
 
 
 class RequestMiddleware:
-    """The outermost layer of the application, so that nothing goes unseen."""
+    """Around the routes and their errors, so that no request goes unseen; only preflights of browsers do."""
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app

@@ -14,14 +14,15 @@ from gateway.runtime import Gateway
 from pageloom.request_limits import RequestLimits
 from pageloom.sampling_params import MAX_SEED
 
-Schema = dict[str, Any]
+# A schema, or another part of the document.
+JsonObject = dict[str, Any]
 
 _DESCRIPTION = (
     "OpenAI's API with vLLM's extra fields. A field that is not listed is ignored; one that is known and not "
     'served is refused by name. Every error is `{"error": {"message", "type", "param", "code"}}`, but those under '
     "/v1/messages have Anthropic's shape."
 )
-# What `SamplingParams` and the tokenizer's use check, as JSON Schema has it.
+# What `SamplingParams` and the tokenizer's use check, as JSON JsonObject has it.
 RANGES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "temperature": {"minimum": 0},
@@ -44,9 +45,9 @@ _KEYWORD_TYPES = {"maxItems": "array", "maxLength": "string", "maxProperties": "
 
 def describe_truly(app: FastAPI) -> None:
     """Replaces FastAPI's document by one that is made anew only when the model has become known."""
-    documents: dict[int, Schema] = {}
+    documents: dict[int, JsonObject] = {}
 
-    def openapi() -> Schema:
+    def openapi() -> JsonObject:
         gateway: Gateway = app.state.gateway
         info = gateway.engine.last_known_model
         num_token_ids = gateway.model.tokenizer.vocab_size if info is None else info.vocab_size
@@ -58,9 +59,10 @@ def describe_truly(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, gateway: Gateway, num_token_ids: int) -> Schema:
+def _document(app: FastAPI, gateway: Gateway, num_token_ids: int) -> JsonObject:
     document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
     _drop_unsent_answers(document)
+    _share_definitions(document)
     for schema in document["components"]["schemas"].values():
         properties = schema.get("properties", {})
         _add_limits(properties, gateway.config.limits)
@@ -70,7 +72,7 @@ def _document(app: FastAPI, gateway: Gateway, num_token_ids: int) -> Schema:
     return document
 
 
-def _drop_unsent_answers(document: Schema) -> None:
+def _drop_unsent_answers(document: JsonObject) -> None:
     """FastAPI's own answer to a wrong request; here that is a 400."""
     for path in document["paths"].values():
         for operation in path.values():
@@ -79,14 +81,23 @@ def _drop_unsent_answers(document: Schema) -> None:
         document["components"]["schemas"].pop(name, None)
 
 
-def _add_limits(properties: Mapping[str, Schema], limits: RequestLimits) -> None:
+def _share_definitions(document: JsonObject) -> None:
+    """Schemas of events bring their definitions, which for the document are at one place."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            for media in operation["responses"].get("200", {}).get("content", {}).values():
+                for name, schema in media.get("itemSchema", {}).pop("$defs", {}).items():
+                    document["components"]["schemas"].setdefault(name, schema)
+
+
+def _add_limits(properties: Mapping[str, JsonObject], limits: RequestLimits) -> None:
     for bound in BOUNDS:
         for member in _members(properties.get(bound.field, {}), _KEYWORD_TYPES[bound.keyword]):
             if _holds_for(bound, member):
                 member[bound.keyword] = getattr(limits, bound.limit)
 
 
-def _holds_for(bound: Bound, member: Schema) -> bool:
+def _holds_for(bound: Bound, member: JsonObject) -> bool:
     """One prompt's ids are bounded by the context. Inputs are prompts, or items of a conversation."""
     kind = member.get("items", {}).get("type")
     if bound.field == "input":
@@ -96,7 +107,7 @@ def _holds_for(bound: Bound, member: Schema) -> bool:
     return bound.field != "prompt" or kind != "integer"
 
 
-def _add_ranges(properties: Mapping[str, Schema], num_token_ids: int) -> None:
+def _add_ranges(properties: Mapping[str, JsonObject], num_token_ids: int) -> None:
     for field, keywords in RANGES.items():
         for kind in ("number", "integer"):
             for member in _members(properties.get(field, {}), kind):
@@ -115,7 +126,7 @@ def _add_ranges(properties: Mapping[str, Schema], num_token_ids: int) -> None:
         member["additionalProperties"] = {"type": "number", "minimum": -100, "maximum": 100}
 
 
-def _members(schema: Schema, kind: str) -> Iterator[Schema]:
+def _members(schema: JsonObject, kind: str) -> Iterator[JsonObject]:
     """The parts of a field's schema that are of this type: of a union, and of the items of arrays."""
     if schema.get("type") == kind:
         yield schema

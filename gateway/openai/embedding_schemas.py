@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.openai.schemas import CacheSalt, Priority, TokenIds
-from pageloom.request_model import RequestModel
+from pageloom.chats.schemas import Messages, TemplateOptions
 
 
-class EmbeddingRequest(RequestModel):
-    """null means the default everywhere."""
+class EmbeddingRequest(TemplateOptions):
+    """Either `input` or vLLM's `messages`. null means the default everywhere."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["input"]},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
 
     model: str
     input: (
@@ -19,13 +28,14 @@ class EmbeddingRequest(RequestModel):
         | Annotated[list[str], Field(min_length=1, fail_fast=True)]
         | Annotated[TokenIds, Field(min_length=1)]
         | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
-    )
+        | None
+    ) = None
+    messages: Messages | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     normalize: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    add_special_tokens: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     user: str | None = None

@@ -7,8 +7,14 @@ from typing import Any
 
 import orjson
 
-from gateway.answers.whole_answer import ChoiceAnswer
-from gateway.openai.tool_schemas import AnsweredFunction, AnsweredToolCall, AssistantMessage
+from gateway.answers.whole_answer import ChoiceAnswer, ToolCallAnswer
+from gateway.openai.tool_schemas import (
+    AnsweredCustomCall,
+    AnsweredFunction,
+    AnsweredInput,
+    AnsweredToolCall,
+    AssistantMessage,
+)
 from pageloom.parsing.tool_calls import ToolCallDelta
 
 
@@ -22,10 +28,7 @@ def tool_calls_delta(deltas: Sequence[ToolCallDelta]) -> bytes:
 
 def assistant_message(answer: ChoiceAnswer, echo: str = "") -> AssistantMessage:
     """`echo` is repeated before the content."""
-    calls = [
-        AnsweredToolCall(id=call.id, function=AnsweredFunction(name=call.name, arguments=call.arguments))
-        for call in answer.tool_calls
-    ]
+    calls = [_answered(call) for call in answer.tool_calls]
     content = echo + answer.text
     return AssistantMessage(
         content=content if content or not (calls or answer.reasoning) else None,
@@ -35,8 +38,14 @@ def assistant_message(answer: ChoiceAnswer, echo: str = "") -> AssistantMessage:
     )
 
 
+def _answered(call: ToolCallAnswer) -> AnsweredToolCall | AnsweredCustomCall:
+    if call.is_custom:
+        return AnsweredCustomCall(id=call.id, custom=AnsweredInput(name=call.name, input=call.arguments))
+    return AnsweredToolCall(id=call.id, function=AnsweredFunction(name=call.name, arguments=call.arguments))
+
+
 def _call(delta: ToolCallDelta) -> dict[str, Any]:
+    kind, member = ("custom", "input") if delta.is_custom else ("function", "arguments")
     if delta.name is None:
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    function = {"name": delta.name, "arguments": delta.arguments}
-    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+        return {"index": delta.index, kind: {member: delta.arguments}}
+    return {"index": delta.index, "id": delta.id, "type": kind, kind: {"name": delta.name, member: delta.arguments}}

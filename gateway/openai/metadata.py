@@ -6,11 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-_MAX_METADATA_ENTRIES, _MAX_METADATA_KEY_CHARS, _MAX_METADATA_VALUE_CHARS = 16, 64, 512
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=_MAX_METADATA_KEY_CHARS)],
-        Annotated[str, Field(max_length=_MAX_METADATA_VALUE_CHARS)],
-    ],
-    Field(max_length=_MAX_METADATA_ENTRIES),
+_MAX_METADATA_KEY_CHARS, _MAX_METADATA_VALUE_CHARS = 64, 512
+Metadata = dict[
+    Annotated[str, Field(max_length=_MAX_METADATA_KEY_CHARS)],
+    Annotated[str, Field(max_length=_MAX_METADATA_VALUE_CHARS)],
 ]

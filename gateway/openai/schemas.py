@@ -1,5 +1,5 @@
-"""The OpenAI request and response shapes, with vLLM's extra request fields. Types only: what values mean is
-decided in `requests/translate.py`, how large they may be in `requests/limits.py`, ranges of sampling parameters in
+"""The OpenAI request and response shapes, with vLLM's extra request fields. Types only: what values mean is decided in
+`requests/translate.py`, how large they may be in `requests/limits.py`, sampling parameters' ranges in
 `SamplingParams`."""
 
 from __future__ import annotations

@@ -22,6 +22,17 @@ class AnsweredToolCall(BaseModel):
     function: AnsweredFunction
 
 
+class AnsweredInput(BaseModel):
+    name: str
+    input: str
+
+
+class AnsweredCustomCall(BaseModel):
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: AnsweredInput
+
+
 class AssistantMessage(BaseModel):
     """`content` is null if the answer has none beside its calls or its thinking. The thinking comes under two names,
     since clients differ in which they read."""
@@ -30,4 +41,4 @@ class AssistantMessage(BaseModel):
     content: str | None
     reasoning_content: Annotated[str | None, IF_ANY] = None
     reasoning: Annotated[str | None, IF_ANY] = None
-    tool_calls: Annotated[list[AnsweredToolCall] | None, IF_ANY] = None
+    tool_calls: Annotated[list[AnsweredToolCall | AnsweredCustomCall] | None, IF_ANY] = None

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gateway.openai.schemas import ChatCompletionRequest
 from pageloom.errors import InvalidRequest
-from pageloom.field_errors import invalid_request
+from pageloom.field_errors import invalid_value
 
 
 def chat_request(**fields: Any) -> ChatCompletionRequest:
@@ -17,6 +17,6 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
     try:
         return ChatCompletionRequest(**fields)
     except ValidationError as error:
-        found = invalid_request([{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()])
-        param = (found.param or "").replace(".function.", ".")
+        found = invalid_value(error)
+        param = (found.param or "").replace(".function.", ".").replace(".custom.", ".")
         raise InvalidRequest(found.message.replace(found.param or "", param, 1), param=param) from None

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from gateway.requests.job import Job
+from gateway.requests.unserved_fields import UnservedField
 from pageloom.errors import RequestError
-from pageloom.field_errors import invalid_request
+from pageloom.field_errors import invalid_value
 
 # Elsewhere a tool is itself what a chat has one level deeper.
-_FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function)?\.(\w+)")
+_FUNCTION = re.compile(r"(tools\[\d+\])(?:\.function|\.custom)?\.(\w+)")
 
 
 @contextmanager
@@ -24,8 +25,9 @@ def renamed_fields(names: Mapping[str, str]) -> Generator[None]:
     try:
         yield
     except ValidationError as error:
-        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise _renamed(invalid_request(errors), names) from None
+        raise _renamed(invalid_value(error), names) from None
+    except UnservedField:
+        raise
     except RequestError as error:
         raise _renamed(error, names) from None
 

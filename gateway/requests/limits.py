@@ -74,6 +74,8 @@ BOUNDS = (
     Bound("bad_words", "max_bad_word_chars", _longest, "characters", "maxLength"),
     Bound("allowed_token_ids", "max_allowed_token_ids", _num_items, "ids", "maxItems"),
     Bound("tools", "max_tools", _num_items, "tools", "maxItems"),
+    Bound("metadata", "max_metadata", _num_items, "entries", "maxProperties"),
+    Bound("chat_template_kwargs", "max_template_variables", _num_items, "entries", "maxProperties"),
     Bound("logprobs", "max_logprobs", _number, "", "maximum"),
     Bound("top_logprobs", "max_logprobs", _number, "", "maximum"),
     Bound("prompt_logprobs", "max_prompt_logprobs", _number, "", "maximum"),

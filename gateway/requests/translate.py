@@ -15,8 +15,9 @@ from gateway.requests.token_fields import kept_tokens
 from gateway.requests.unserved_fields import refuse_unserved, unserved
 from gateway.served_model import ServedModel
 from pageloom.bad_words import bad_word_ids
+from pageloom.chats.offered_tools import shown_tools
 from pageloom.chats.rendering import render_messages
-from pageloom.chats.tool_use import read_tool_use, shown_tools
+from pageloom.chats.tool_use import read_tool_use
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
 from pageloom.grammars.structured_outputs import constrained_field, grammar_of
 from pageloom.plan import ModelInfo
@@ -25,6 +26,8 @@ from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
 MAX_TOKEN_ID_DIGITS = 10
 # OpenAI's default for text completions; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
+# A second or two of a thread.
+MAX_CUT_CHARS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,8 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
         limit = TokenLimit(asked=body.max_tokens, default=model.defaults.max_tokens)
     sampling = _sampling(body, model, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     text = render_messages(body.messages, body, model, shown_tools(use.offered))
-    token_ids = encode(text, model, _bound(body, info), "messages", add_special_tokens=bool(body.add_special_tokens))
+    framed, cut = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
+    token_ids = encode(text, model, info, "messages", add_special_tokens=framed, will_be_cut=cut)
     kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
     prompt = _prompt(kept, sampling, limit, info, "messages")
     job = _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
@@ -96,10 +100,25 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     return with_scored_prompts(job, model.tokenizer)
 
 
-def encode(text: str, model: ServedModel, info: ModelInfo | None, param: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids. A text that no number of tokens within the context can hold is not even tokenized."""
-    if info is not None and len(text) > info.max_model_len * model.tokenizer.longest_token_len:
+def encode(
+    text: str,
+    model: ServedModel,
+    info: ModelInfo | None,
+    param: str,
+    *,
+    add_special_tokens: bool,
+    will_be_cut: bool = False,
+) -> list[int]:
+    """Token ids. A text that no number of tokens within the context can hold is not even tokenized. One that
+    `will_be_cut` may be longer, but not by any length: its last tokens are known only once all before them are."""
+    most = 0 if info is None else info.max_model_len * model.tokenizer.longest_token_len
+    if info is not None and not will_be_cut and len(text) > most:
         raise _too_long(info, f"the prompt has {len(text)} characters", param)
+    if len(text) > max(most, MAX_CUT_CHARS):
+        raise InvalidRequest(
+            f"{param} makes a text of {len(text)} characters; at most {max(most, MAX_CUT_CHARS)} are tokenized",
+            param=param,
+        )
     # What `render_messages` made has marks.
     encode_text = model.tokenizer.encode_prompt if param == "messages" else model.tokenizer.encode
     return encode_text(text, add_special_tokens=add_special_tokens)
@@ -222,14 +241,9 @@ def _split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> lis
 
 def _prompt_ids(given: str | list[int], body: CompletionRequest, model: ServedModel, info: ModelInfo) -> list[int]:
     if isinstance(given, str):
-        framed = body.add_special_tokens is not False
-        return encode(given, model, _bound(body, info), "prompt", add_special_tokens=framed)
+        framed, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
+        return encode(given, model, info, "prompt", add_special_tokens=framed, will_be_cut=cut)
     return given
-
-
-def _bound(body: GenerationRequest, info: ModelInfo) -> ModelInfo | None:
-    """What a text must fit into; nothing if it will be cut."""
-    return info if body.truncate_prompt_tokens is None else None
 
 
 def _last_answer(body: ChatCompletionRequest) -> str:

@@ -54,7 +54,7 @@ UNSERVED_FIELDS: Mapping[str, str] = MappingProxyType(
         "repetition_detection": "repetition_penalty, stop and max_tokens bound an answer",
         "return_prompt_text": "echo repeats the prompt of a text completion",
         "return_token_offsets": "logprobs of text completions have text_offset",
-        "routed_experts_prompt_start": "there are no experts to tell of",
+        "routed_experts_prompt_start": "which experts a token took is not told",
         "stream_interval": "tokens are sent as they come",
         "thinking_token_budget": "max_tokens bounds an answer with its reasoning",
         "use_beam_search": _NO_BEAMS,
@@ -83,6 +83,9 @@ UNSERVED_IN_MESSAGES: Mapping[str, str] = MappingProxyType(
         "structured_outputs": "use output_config.format",
     }
 )
+# Some of an API's that is served are looked at where they mean something.
+_ELSEWHERE = frozenset({"modalities", "embed_dtype", "endianness"})
+_KNOWN = frozenset({*UNSERVED_FIELDS, *UNSERVED_IN_RESPONSES, *UNSERVED_IN_MESSAGES, *RENAMED_FIELDS, *_ELSEWHERE})
 _NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 # Besides these a field may ask for nothing by what would be the case anyway.
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
@@ -107,7 +110,17 @@ def refuse_unserved(body: RequestModel, others: Mapping[str, str] = _NO_OTHERS) 
         raise unserved("modalities", "other than ['text']", why=_TEXT_ONLY)
 
 
-def unserved(field: str, what: str = "", *, why: str = "") -> InvalidRequest:
+def num_unknown(body: RequestModel) -> int:
+    """How many fields of a request are ignored since nobody knows them."""
+    extra = body.model_extra
+    return len(extra.keys() - _KNOWN) if extra else 0
+
+
+class UnservedField(InvalidRequest):
+    """Names the field as the caller's own API does."""
+
+
+def unserved(field: str, what: str = "", *, why: str = "") -> UnservedField:
     """The error for a field, or for `what` of its values."""
     reason = f": {why}" if why else ""
-    return InvalidRequest(f"{field}{' ' if what else ''}{what} is not served{reason}", param=field)
+    return UnservedField(f"{field}{' ' if what else ''}{what} is not served{reason}", param=field)

@@ -16,10 +16,10 @@ from gateway.runtime import Gateway, generating
 def start_in_background(
     gateway: Gateway, store: ResponseStore, stored: StoredResponse, job: Job, encoder: ResponseEncoder
 ) -> None:
-    """Its task is the stored response's, for as long as that is kept."""
+    """Its task can be cancelled by `cancel` for as long as the response is kept."""
     stored.append(encoder.begin())
     stored.response = encoder.response
-    stored.task = asyncio.create_task(_run(gateway, store, stored, job, encoder), name=f"response {stored.id}")
+    stored.task = gateway.background.start(_run(gateway, store, stored, job, encoder), f"response {stored.id}")
 
 
 async def _run(
@@ -33,7 +33,7 @@ async def _run(
                 stored.response = encoder.response
         stored.append(encoder.end(generation.counts))
     except asyncio.CancelledError:
-        encoder.cancel()
+        stored.append(encoder.cancel())
         raise
     except Exception as error:
         stored.append(encoder.fail(shown_error(error)))
@@ -51,4 +51,4 @@ async def cancel(stored: StoredResponse) -> None:
     """Returns when it has ended."""
     if stored.task is not None and not stored.ended:
         stored.task.cancel()
-        await asyncio.gather(stored.task, return_exceptions=True)
+        await asyncio.wait((stored.task,))

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.openai.schemas import ChatCompletionRequest
 from gateway.requests.chat_request import chat_request
 from gateway.responses.schemas import LOGPROBS_INCLUDED, InputItem, InputPart, ResponseRequest
-from pageloom.chats.schemas import ChatMessage, FunctionCall, ToolCall
+from pageloom.chats.schemas import ChatMessage, CustomCall, FunctionCall, ToolCall
 from pageloom.errors import InvalidRequest
 from pageloom.grammars.schemas import ResponseFormat
 
@@ -25,6 +25,9 @@ FIELD_NAMES = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }
+_CALLS = frozenset({"function_call", "custom_tool_call"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_OWN_TOOLS = ("function", "custom")
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
@@ -69,18 +72,20 @@ def messages_of(items: Sequence[InputItem]) -> list[ChatMessage]:
         elif item.type == "message":
             messages.append(_message(item, reasoning, where))
             reasoning = None
-        elif item.type == "function_call" and item.status == "incomplete":
+        elif item.type in _CALLS and item.status == "incomplete":
             continue
-        elif item.type == "function_call":
+        elif item.type in _CALLS:
             if not messages or messages[-1].role != "assistant" or reasoning is not None:
-                messages.append(ChatMessage(role="assistant", reasoning_content=reasoning, tool_calls=[]))
+                messages.append(ChatMessage(role="assistant", reasoning_content=reasoning))
                 reasoning = None
-            messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), _call(item, where)]
-        elif item.type == "function_call_output":
+            if messages[-1].tool_calls is None:
+                messages[-1].tool_calls = []
+            messages[-1].tool_calls.append(_call(item, where))
+        elif item.type in _OUTPUTS:
             messages.append(_output(item, where))
         else:
             raise InvalidRequest(
-                f"{where}.type is {item.type[:40]!r}; message, function_call, function_call_output and reasoning are "
+                f"{where}.type is {item.type[:40]!r}; message, reasoning, {', '.join(sorted(_CALLS | _OUTPUTS))} are "
                 "supported",
                 param=f"{where}.type",
             )
@@ -98,10 +103,13 @@ def _message(item: InputItem, reasoning: str | None, where: str) -> ChatMessage:
 
 
 def _call(item: InputItem, where: str) -> ToolCall:
-    name, arguments = _required(item.name, f"{where}.name"), _required(item.arguments, f"{where}.arguments")
-    return ToolCall(
-        id=_required(item.call_id, f"{where}.call_id"), function=FunctionCall(name=name, arguments=arguments)
-    )
+    name, call_id = _required(item.name, f"{where}.name"), _required(item.call_id, f"{where}.call_id")
+    if item.type == "custom_tool_call":
+        return ToolCall(
+            id=call_id, type="custom", custom=CustomCall(name=name, input=_required(item.input, f"{where}.input"))
+        )
+    arguments = _required(item.arguments, f"{where}.arguments")
+    return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
 
 
 def _output(item: InputItem, where: str) -> ChatMessage:
@@ -146,19 +154,41 @@ def _response_format(body: ResponseRequest) -> ResponseFormat | None:
 
 
 def _tools(body: ResponseRequest) -> dict[str, Any]:
-    """Only functions can be called here. Agents list the tools that OpenAI hosts as well and do not need them."""
-    functions = []
-    for index, tool in enumerate(body.tools or ()):
-        if tool.get("type") == "function":
-            if not isinstance(tool.get("name"), str):
-                raise InvalidRequest(f"tools[{index}].name is required", param=f"tools[{index}].name")
-            functions.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
+    """Only the caller's own can be called here. Agents list those that OpenAI hosts as well and do not need them."""
+    tools = [_tool(index, tool) for index, tool in enumerate(body.tools or ()) if tool.get("type") in _OWN_TOOLS]
     choice = body.tool_choice
-    if not functions and not isinstance(choice, dict):
+    if not tools and not isinstance(choice, dict):
         # There is nothing that a choice of "required" could mean.
         return {"tool_choice": choice}
-    if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            raise InvalidRequest("tool_choice must be none, auto, required, or name a function", param="tool_choice")
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    return {"tools": functions or None, "tool_choice": choice}
+    return {"tools": tools or None, "tool_choice": _choice(choice) if isinstance(choice, dict) else choice}
+
+
+def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
+    """What a chat has one level deeper."""
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"tools[{index}].name is required", param=f"tools[{index}].name")
+    kind = tool["type"]
+    inner = {key: value for key, value in tool.items() if key != "type"}
+    form = tool.get("format")
+    if kind == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
+        grammar = {key: value for key, value in form.items() if key != "type"}
+        inner["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: inner}
+
+
+def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+    kind = choice.get("type")
+    if kind in _OWN_TOOLS:
+        return _named(choice)
+    listed = choice.get("tools")
+    if kind == "allowed_tools" and isinstance(listed, list):
+        own = [_named(tool) for tool in listed if isinstance(tool, dict) and tool.get("type") in _OWN_TOOLS]
+        return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": own}}
+    raise InvalidRequest(
+        "tool_choice must be none, auto, required, name a function or a custom tool, or be allowed_tools",
+        param="tool_choice",
+    )
+
+
+def _named(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": tool["type"], tool["type"]: {"name": tool.get("name")}}

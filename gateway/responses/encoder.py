@@ -50,7 +50,7 @@ class ResponseEncoder:
     def end(self, counts: TokenCounts) -> bytes:
         self._counts = counts
         events = self.begin() if self._num_events == 0 else b""
-        events += b"".join(map(self._event, self._output.finish(cut_off=self._draft.is_cut_off)))
+        events += b"".join(map(self._event, self._output.finish(cut_off=self._draft.cuts_item)))
         self._draft.end()
         self.on_end(self.response)
         return events + self._event({"type": f"response.{self._draft.status}", "response": self.response})
@@ -61,9 +61,10 @@ class ResponseEncoder:
         told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         return self._event(told) + self._event({"type": "response.failed", "response": self.response})
 
-    def cancel(self) -> None:
-        """No event tells of it: the one that cancels gets the response."""
+    def cancel(self) -> bytes:
+        """OpenAI has no event for it: followers get the last one that clients know for an answer that is not whole."""
         self._draft.cancel()
+        return self._event({"type": "response.incomplete", "response": self.response})
 
     def _event(self, event: Event) -> bytes:
         data = orjson.dumps(event | {"sequence_number": self._num_events})

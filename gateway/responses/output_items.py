@@ -11,6 +11,8 @@ from gateway.openai.logprobs import chat_logprobs
 from pageloom.parsing.tool_calls import ToolCallDelta
 from pageloom.tokenizer import Tokenizer
 
+# The types of calls, and the member that has what the tool gets.
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 Item = dict[str, Any]
 # An event's fields beside its number: {"type": "response.…", …}.
 Event = dict[str, Any]
@@ -23,16 +25,20 @@ class OutputItems:
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self.items: list[Item] = []
-        # The kind of the item that grows, and of a function call its number too.
+        # The type of the item that grows, and of a call its number too.
         self._open: tuple[str, int] | None = None
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
+        # Of tokens that came before it was known what they are the beginning of.
+        self._early_logprobs: list[dict[str, Any]] = []
 
     def take(self, delta: ChoiceDelta) -> Iterator[Event]:
         if delta.reasoning:
             yield from self._grow_reasoning(delta.reasoning)
-        if delta.text or (self._with_logprobs and delta.scored and not delta.reasoning and not delta.tool_calls):
+        if delta.text or (self._has_logprobs(delta) and self._open == ("message", 0)):
             yield from self._grow_message(delta)
+        elif self._has_logprobs(delta) and self._open is None:
+            self._early_logprobs += self._logprobs_of(delta)
         for call in delta.tool_calls:
             yield from self._grow_call(call)
 
@@ -54,18 +60,22 @@ class OutputItems:
         if self._open != ("message", 0):
             yield from self._open_message()
         self._text.append(delta.text)
-        logprobs = self._logprobs_of(delta)
+        logprobs = self._early_logprobs + self._logprobs_of(delta)
+        self._early_logprobs = []
         self._logprobs += logprobs
         yield self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)
 
     def _grow_call(self, call: ToolCallDelta) -> Iterator[Event]:
-        if self._open != ("function_call", call.index):
+        kind = "custom_tool_call" if call.is_custom else "function_call"
+        member = _CALLS[kind]
+        if self._open != (kind, call.index):
             yield from self._close()
-            item = {"type": "function_call", "id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
-            yield from self._begin("function_call", item, call.index)
+            prefix = "ctc" if call.is_custom else "fc"
+            item = {"type": kind, "id": _id(prefix), "call_id": call.id, "name": call.name, member: ""}
+            yield from self._begin(kind, item, call.index)
         if call.arguments:
             self._text.append(call.arguments)
-            yield self._event("response.function_call_arguments.delta", delta=call.arguments)
+            yield self._event(f"response.{kind}_{member}.delta", delta=call.arguments)
 
     def _open_message(self) -> Iterator[Event]:
         yield from self._close()
@@ -82,9 +92,11 @@ class OutputItems:
         if self._open is None:
             return
         kind, text, item = self._open[0], "".join(self._text), self.items[-1]
-        if kind == "function_call":
-            item["arguments"] = text
-            yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)
+        if kind in _CALLS:
+            member = _CALLS[kind]
+            item[member] = text
+            named = {"name": item["name"]} if kind == "function_call" else {}
+            yield self._event(f"response.{kind}_{member}.done", **named, **{member: text})
         elif kind == "reasoning":
             item["content"] = [_reasoning_part(text)]
             yield self._part_event("response.reasoning_text.done", text=text)
@@ -103,6 +115,10 @@ class OutputItems:
     def _part_event(self, kind: str, **fields: object) -> Event:
         """Of the item's only part."""
         return self._event(kind, content_index=0, **fields)
+
+    def _has_logprobs(self, delta: ChoiceDelta) -> bool:
+        """Also if its tokens make no text yet; thinking and calls have none."""
+        return self._with_logprobs and bool(delta.scored) and not delta.reasoning and not delta.tool_calls
 
     def _logprobs_of(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         if not self._with_logprobs:

@@ -25,14 +25,21 @@ class ResponseDraft:
         self._asked = _asked(body)
         self._error: dict[str, Any] | None = None
         self._finish: Finish | None = None
+        self._cuts_call = False
 
     def take(self, delta: ChoiceDelta) -> None:
         if delta.finish is not None:
             self._finish = delta.finish
+            self._cuts_call = delta.cuts_call
 
     @property
     def is_cut_off(self) -> bool:
         return self._finish == "length"
+
+    @property
+    def cuts_item(self) -> bool:
+        """Its last item is not whole; a stop string may end it within a call."""
+        return self.is_cut_off or self._cuts_call
 
     def end(self) -> None:
         self.status = "incomplete" if self.is_cut_off else "completed"
@@ -78,6 +85,7 @@ def _asked(body: ResponseRequest) -> Mapping[str, Any]:
         "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

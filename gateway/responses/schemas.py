@@ -14,12 +14,27 @@ from gateway.openai.schemas import (
     NonEmptyStrings,
     Priority,
     Seed,
+    Strings,
     TokenIds,
 )
 from pageloom.chats.schemas import TemplateVariables
 from pageloom.request_model import RequestModel
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
+# All that OpenAI knows. The others are parts of items that no answer has here, but the encrypted reasoning: clients ask
+# for it to send it back, and here the reasoning itself is what they get and send.
+INCLUDABLE = frozenset(
+    {
+        LOGPROBS_INCLUDED,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
 
 
 class InputPart(RequestModel):
@@ -30,18 +45,23 @@ class InputPart(RequestModel):
     refusal: str | None = None
 
 
+InputParts = Annotated[list[InputPart], Field(fail_fast=True)]
+
+
 class InputItem(RequestModel):
-    """A message, a function call, its output, or earlier reasoning, as `type` says; each uses some of the fields."""
+    """A message, a call of a function or a custom tool, its output, or earlier reasoning, as `type` says; each uses
+    some of the fields."""
 
     type: str = "message"
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
+    content: str | InputParts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
+    input: str | None = None
+    output: str | InputParts | None = None
+    summary: InputParts | None = None
     status: str | None = None
 
 
@@ -66,7 +86,7 @@ class ResponseRequest(RequestModel):
     """null means the default everywhere."""
 
     model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -76,11 +96,13 @@ class ResponseRequest(RequestModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: list[str] | None = None
+    include: Strings | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    # Of tools that OpenAI runs; there are none here, so it always holds.
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["disabled", "auto"] | None = None
     metadata: Metadata | None = None

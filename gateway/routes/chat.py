@@ -5,29 +5,34 @@ from __future__ import annotations
 import time
 import uuid
 
-import orjson
 from fastapi import APIRouter, Request
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from gateway.answers.stream import EventStreamResponse
 from gateway.answers.whole_answer import collect
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import json_response
 from gateway.http.middleware import record_of
+from gateway.openai.chunk_schemas import ChatCompletionChunk
 from gateway.openai.logprobs import chat_logprobs
 from gateway.openai.message_deltas import assistant_message
 from gateway.openai.prompt_logprobs import prompt_logprobs_json
-from gateway.openai.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse
+from gateway.openai.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse, ErrorResponse
 from gateway.openai.sse import ChatChunkEncoder, ChunkFrame
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
 from gateway.requests.translate import translate_chat
-from gateway.routes.documentation import ERRORS, STREAMED_CHUNKS
+from gateway.routes.documentation import ERRORS, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletionResponse, responses=STREAMED_CHUNKS | ERRORS)
+_STREAMED = streamed(ChatCompletionResponse, TypeAdapter(ChatCompletionChunk | ErrorResponse), ends_with_done=True)
+
+
+@router.post("/v1/chat/completions", responses=_STREAMED | ERRORS)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -73,4 +78,4 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: ChatCompletio
     if job.num_prompt_logprobs is not None:
         scores = generation.prompt_scores
         (shown["prompt_logprobs"],) = await gateway.in_thread(prompt_logprobs_json, job, scores, tokenizer)
-    return Response(orjson.dumps(shown), media_type="application/json")
+    return json_response(shown)

@@ -7,27 +7,33 @@ import uuid
 
 import orjson
 from fastapi import APIRouter, Request
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from gateway.answers.generation import Generation
 from gateway.answers.stream import EventStreamResponse
 from gateway.answers.whole_answer import ChoiceAnswer, collect
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import encoded_response
 from gateway.http.middleware import record_of
+from gateway.openai.chunk_schemas import CompletionChunk
 from gateway.openai.logprobs import completion_logprobs
 from gateway.openai.prompt_logprobs import prompt_logprobs_json
-from gateway.openai.schemas import CompletionChoice, CompletionRequest, CompletionResponse
+from gateway.openai.schemas import CompletionChoice, CompletionRequest, CompletionResponse, ErrorResponse
 from gateway.openai.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
 from gateway.requests.translate import translate_completion
-from gateway.routes.documentation import ERRORS, STREAMED_CHUNKS
+from gateway.routes.documentation import ERRORS, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, responses=STREAMED_CHUNKS | ERRORS)
+_STREAMED = streamed(CompletionResponse, TypeAdapter(CompletionChunk | ErrorResponse), ends_with_done=True)
+
+
+@router.post("/v1/completions", responses=_STREAMED | ERRORS)
 async def create_completion(body: CompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
@@ -52,7 +58,7 @@ async def _whole(gateway: Gateway, job: Job, answer_id: str, body: CompletionReq
         shown = await gateway.in_thread(_shown, gateway, job, generation, answers, answer_id, body)
     else:
         shown = _shown(gateway, job, generation, answers, answer_id, body)
-    return Response(shown, media_type="application/json")
+    return encoded_response(shown)
 
 
 def _shown(

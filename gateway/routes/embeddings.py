@@ -8,13 +8,15 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.answers.embeddings import embed, translate_embeddings
+from gateway.answers.embeddings import embed
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import encoded_response
 from gateway.http.middleware import record_of
 from gateway.metrics import RequestObserver
 from gateway.openai.embedding_schemas import EmbeddingRequest, EmbeddingResponse
 from gateway.openai.vectors import embeddings_json
 from gateway.requests.terms import read_terms
+from gateway.requests.translate_embeddings import translate_embeddings
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency, at_engine
 
@@ -47,4 +49,4 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: G
             "usage": {"prompt_tokens": job.num_prompt_tokens, "total_tokens": job.num_prompt_tokens},
         },
     )
-    return Response(shown, media_type="application/json")
+    return encoded_response(shown)

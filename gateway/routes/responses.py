@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Query, Request
+from pydantic import TypeAdapter
 from starlette.responses import Response, StreamingResponse
 
 from gateway.answers.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
 from gateway.http.json_body import JsonRoute
+from gateway.http.json_response import json_response
 from gateway.http.middleware import record_of
 from gateway.http.pages import Direction
 from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
-from gateway.requests.translate import translate_chat
-from gateway.requests.unserved_fields import UNSERVED_IN_RESPONSES, refuse_unserved
+from gateway.responses.answer_schemas import InputItemList, ResponseDeleted, ResponseObject, ResponseStreamEvent
 from gateway.responses.background import cancel, start_in_background
-from gateway.responses.conversion import FIELD_NAMES, items_of, to_chat
+from gateway.responses.conversion import FIELD_NAMES, items_of
 from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
-from gateway.routes.documentation import ERRORS, STREAMED_EVENTS
+from gateway.responses.translate import translate_response
+from gateway.routes.documentation import ERRORS, ERRORS_OF_LOOKUPS, ERRORS_WITHOUT_BODY, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 from pageloom.errors import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute)
 MAX_LISTED = 100
+_STREAMED = streamed(ResponseObject, TypeAdapter(ResponseStreamEvent))
 
 
-@router.post("/v1/responses", responses=STREAMED_EVENTS | ERRORS)
+@router.post("/v1/responses", responses=_STREAMED | ERRORS)
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
-    refuse_unserved(body, UNSERVED_IN_RESPONSES)
     if body.background and gateway.config.max_stored_responses == 0:
         raise InvalidRequest("background is not possible: this server stores no responses", param="background")
     if body.background and body.store is False:
@@ -45,7 +47,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     conversation = _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
-        job = await gateway.job(translate_chat, to_chat(body, conversation), terms)
+        job = await gateway.job(partial(translate_response, conversation), body, terms)
     job = renamed_job(job, FIELD_NAMES)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
@@ -58,7 +60,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     return await _whole(gateway, request, job, encoder)
 
 
-@router.get("/v1/responses/{response_id}", responses=STREAMED_EVENTS | ERRORS)
+@router.get("/v1/responses/{response_id}", responses=_STREAMED | ERRORS_OF_LOOKUPS)
 async def retrieve_response(
     response_id: str,
     gateway: GatewayDependency,
@@ -67,28 +69,28 @@ async def retrieve_response(
 ) -> Response:
     stored = gateway.responses.get(response_id)
     if not stream:
-        return _json(stored.response)
+        return json_response(stored.response)
     if stored.task is None:
         raise InvalidRequest("only a response that was made with background=true can be streamed later", param="stream")
     return _event_stream(stored.follow(starting_after + 1))
 
 
-@router.post("/v1/responses/{response_id}/cancel", responses=ERRORS)
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject, responses=ERRORS_OF_LOOKUPS)
 async def cancel_response(response_id: str, gateway: GatewayDependency) -> Response:
     stored = gateway.responses.get(response_id)
     if stored.task is None:
         raise InvalidRequest("only a response that was made with background=true can be cancelled", param="response_id")
     await cancel(stored)
-    return _json(stored.response)
+    return json_response(stored.response)
 
 
-@router.delete("/v1/responses/{response_id}", responses=ERRORS)
+@router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted, responses=ERRORS_WITHOUT_BODY)
 async def delete_response(response_id: str, gateway: GatewayDependency) -> Response:
     await cancel(gateway.responses.remove(response_id))
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+@router.get("/v1/responses/{response_id}/input_items", response_model=InputItemList, responses=ERRORS_OF_LOOKUPS)
 async def list_input_items(
     response_id: str,
     gateway: GatewayDependency,
@@ -97,7 +99,7 @@ async def list_input_items(
     order: Direction = "desc",
 ) -> Response:
     stored = gateway.responses.get(response_id)
-    return _json(listed_items(stored, after=after, limit=limit, order=order))
+    return json_response(listed_items(stored, after=after, limit=limit, order=order))
 
 
 def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
@@ -117,18 +119,14 @@ def _in_background(
     stored = gateway.responses.add(encoder.response, conversation)
     queued = encoder.response
     start_in_background(gateway, gateway.responses, stored, job, encoder)
-    return _event_stream(stored.follow(0)) if stream else _json(queued)
+    return _event_stream(stored.follow(0)) if stream else json_response(queued)
 
 
 async def _whole(gateway: Gateway, request: Request, job: Job, encoder: ResponseEncoder) -> Response:
     async with generating(gateway, request.scope, request.receive, encoder.response_id, job) as generation:
         await encode_whole(generation, encoder)
-    return _json(encoder.response)
+    return json_response(encoder.response)
 
 
 def _event_stream(events: AsyncGenerator[bytes]) -> Response:
     return StreamingResponse(events, headers=EVENT_STREAM_HEADERS)
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

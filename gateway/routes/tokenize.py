@@ -12,8 +12,8 @@ from gateway.requests.unserved_fields import refuse_unserved
 from gateway.routes.documentation import COMMON_ERRORS, ERRORS_OF_TEXT
 from gateway.runtime import GatewayDependency
 from gateway.served_model import ServedModel
+from pageloom.chats.offered_tools import offered_tools, shown_tools
 from pageloom.chats.rendering import render_messages
-from pageloom.chats.tool_use import shown_tools
 from pageloom.errors import InvalidRequest
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import check_token_ids
@@ -62,7 +62,8 @@ def _tokenize(body: TokenizeRequest, model: ServedModel, info: ModelInfo | None)
         # A prompt is framed unless told otherwise; a chat template frames its messages itself.
         text, framed, param = body.prompt, body.add_special_tokens is not False, "prompt"
     else:
-        rendered = render_messages(body.messages or (), body, model, shown_tools(body.tools or ()))
+        tools = shown_tools(offered_tools(body.tools or ()))
+        rendered = render_messages(body.messages or (), body, model, tools)
         text, framed, param = rendered, bool(body.add_special_tokens), "messages"
     token_ids = encode(text, model, info, param, add_special_tokens=framed)
     return TokenizeResponse(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -15,10 +16,12 @@ import orjson
 from pageloom.chat_template import ChatTemplate
 from pageloom.chats.schemas import ChatMessage, ToolCall
 from pageloom.errors import InvalidRequest
+from pageloom.parsing.custom_input import INPUT
 from pageloom.parsing.tool_formats import MISTRAL_ID_LEN, ToolFormat
 from pageloom.special_text import SpecialText
 
 Message = dict[str, Any]
+Content = str | list[dict[str, str]]
 
 
 class Conversation:
@@ -55,7 +58,7 @@ class Conversation:
             self._add_calls(index, message.tool_calls, shown)
         return shown
 
-    def _content(self, index: int, role: str, message: ChatMessage) -> str | list[dict[str, str]]:
+    def _content(self, index: int, role: str, message: ChatMessage) -> Content:
         if not isinstance(message.content, list):
             text = self._special_text.marked(message.content or "")
             takes_only_parts = role not in self._traits.string_roles and role in self._traits.parts_roles
@@ -85,14 +88,14 @@ class Conversation:
 
     def _function(self, field: str, call: ToolCall) -> dict[str, Any]:
         """Templates want the arguments as an object, some as its JSON text, which they are on the wire."""
-        given = call.function.arguments or "{}"
+        name, given = _name_and_arguments(field, call)
         try:
             arguments = orjson.loads(given)
         except orjson.JSONDecodeError:
             field += ".function.arguments"
             raise InvalidRequest(f"{field} is not JSON", param=field) from None
         return {
-            "name": self._special_text.marked(call.function.name),
+            "name": self._special_text.marked(name),
             "arguments": self._special_text.marked_json(given if self._traits.arguments_as_text else arguments),
         }
 
@@ -115,6 +118,15 @@ class Conversation:
         return [{**messages[0], "content": _joined(messages[0]["content"], instruction, "\n\n")}, *messages[1:]]
 
 
+def _name_and_arguments(field: str, call: ToolCall) -> tuple[str, str]:
+    """Of the function that the model has called; a custom tool is one whose only argument is its input."""
+    if call.type == "custom" and call.custom is not None:
+        return call.custom.name, json.dumps({INPUT: call.custom.input}, ensure_ascii=False)
+    if call.type == "function" and call.function is not None:
+        return call.function.name, call.function.arguments or "{}"
+    raise InvalidRequest(f"{field}.{call.type} is required", param=f"{field}.{call.type}")
+
+
 def _tool_instruction(tools: Sequence[dict[str, Any]], tool_format: ToolFormat) -> str:
     """What a model is told of tools that its template does not show."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -132,9 +144,7 @@ def _with_one_system(messages: list[Message]) -> list[Message]:
     systems = [message for message in messages if message["role"] == "system"]
     if len(systems) < 2:
         return messages
-    content = systems[0]["content"]
-    for message in systems[1:]:
-        content = _joined(content, message["content"], "\n\n")
+    content = _all_joined([message["content"] for message in systems], "\n\n")
     others = [message for message in messages if message["role"] != "system"]
     return [{**systems[0], "content": content}, *others]
 
@@ -142,33 +152,34 @@ def _with_one_system(messages: list[Message]) -> list[Message]:
 def _with_results_as_users(messages: list[Message]) -> list[Message]:
     """Results of calls as the user's words, for templates that do not know the role; those of one turn together."""
     shown: list[Message] = []
-    previous_role = ""
-    for message in messages:
-        role = message["role"]
-        if role != "tool":
-            shown.append(message)
+    for is_result, turn in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            texts = [f"<tool_response>\n{_text(message['content'])}\n</tool_response>" for message in turn]
+            shown.append({"role": "user", "content": "\n".join(texts)})
         else:
-            text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
-            if previous_role == "tool":
-                shown[-1] = {**shown[-1], "content": _joined(shown[-1]["content"], text, "\n")}
-            else:
-                shown.append({"role": "user", "content": text})
-        previous_role = role
+            shown += turn
     return shown
 
 
-def _joined(first: str | list[dict[str, str]], second: str | list[dict[str, str]], separator: str) -> Any:
-    """A string if both are, else the parts of both."""
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return first + separator + second
-    return [*_parts(first), *_parts(separator), *_parts(second)]
+def _all_joined(contents: Sequence[Content], separator: str) -> Content:
+    """Those that are not empty: a string if all are, else the parts of all."""
+    said = [content for content in contents if content]
+    texts = [content for content in said if isinstance(content, str)]
+    if len(texts) == len(said):
+        return separator.join(texts)
+    parts = _parts(said[0])
+    for content in said[1:]:
+        parts += [*_parts(separator), *_parts(content)]
+    return parts
 
 
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _joined(first: Content, second: Content, separator: str) -> Content:
+    return _all_joined((first, second), separator)
 
 
-def _text(content: str | list[dict[str, str]]) -> str:
+def _parts(content: Content) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _text(content: Content) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

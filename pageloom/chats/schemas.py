@@ -24,23 +24,31 @@ class FunctionCall(RequestModel):
     arguments: str
 
 
+class CustomCall(RequestModel):
+    name: str
+    input: str
+
+
 class ToolCall(RequestModel):
+    """Of a `function` or a `custom` tool, as `type` says."""
+
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 class FunctionDefinition(RequestModel):
@@ -52,21 +60,60 @@ class FunctionDefinition(RequestModel):
     strict: bool | None = None
 
 
+class CustomGrammar(RequestModel):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomFormat(RequestModel):
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomDefinition(RequestModel):
+    """A tool whose input is a text instead of a JSON object."""
+
+    name: Annotated[str, Field(pattern=TOOL_NAME_PATTERN)]
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class Tool(RequestModel):
-    type: Literal["function"]
-    function: FunctionDefinition
+    """A `function` or a `custom` tool, as `type` says."""
+
+    type: Literal["function", "custom"]
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
 
 
-class FunctionName(RequestModel):
+class ToolName(RequestModel):
     name: str
 
 
-class NamedToolChoice(RequestModel):
+class NamedFunctionChoice(RequestModel):
     type: Literal["function"] = "function"
-    function: FunctionName
+    function: ToolName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class NamedCustomChoice(RequestModel):
+    type: Literal["custom"]
+    custom: ToolName
+
+
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedToolsChoice(RequestModel):
+    """As `auto` or `required`, of some of the tools; the model sees them all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+NamedChoice = NamedFunctionChoice | NamedCustomChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedToolsChoice
 
 
 class TemplateOptions(RequestModel):
@@ -77,7 +124,7 @@ class TemplateOptions(RequestModel):
     add_special_tokens: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
 
 

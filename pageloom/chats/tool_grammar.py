@@ -5,44 +5,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from pageloom.chats.schemas import Tool
+from pageloom.chats.offered_tools import OfferedTool
+from pageloom.chats.tagged_schema import tagged_arguments
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.lark_text import lark_literals, lark_string
 from pageloom.parsing.reasoning import ReasoningFormat
+from pageloom.parsing.tagged_arguments import around_value
 from pageloom.parsing.tool_formats import ToolFormat
 
 # Small models would go on until their context ends.
 MAX_FORCED_CALLS = 16
 _CALL_NUMBER = "/[0-9]{1,2}/"
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedTool:
-    """A tool and the field of the request that it stands in."""
-
-    field: str
-    tool: Tool
-
-    @property
-    def arguments(self) -> str:
-        """The schema of its arguments, for behind %json. If it need not be strict and cannot be followed, they are any
-        object. Raises InvalidRequest."""
-        function = self.tool.function
-        param = f"{self.field}.function.parameters"
-        schema = _NO_PARAMETERS if function.parameters is None else function.parameters
-        if schema.get("type", "object") != "object":
-            raise InvalidRequest(f"{param} must be the schema of an object", param=param)
-        try:
-            return grammars.inline_json_schema({**schema, "type": "object"}, param=param)
-        except InvalidRequest:
-            if function.strict:
-                raise
-            return grammars.inline_json_schema({"type": "object"}, param=param)
 
 
 class AnswerGrammar:
@@ -97,12 +72,28 @@ class AnswerGrammar:
             f"calls: {self._literals(opening)} call{more} {self._literals(tool_format.closing)}",
             "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
         ]
-        for index, each in enumerate(tools):
-            begin = f" {_CALL_NUMBER} ".join(
-                map(self._literals, (before + each.tool.function.name + middle).split("{id}"))
+        for index, tool in enumerate(tools):
+            begin = f" {_CALL_NUMBER} ".join(map(self._literals, (before + tool.name + middle).split("{id}")))
+            arguments, more_rules = (
+                self._tagged(tool, index) if tool_format.tagged else (f"%json {_arguments(tool)}", [])
             )
-            rules.append(f"call_{index}: {begin} %json {each.arguments} {self._literals(after)}")
+            rules += [f"call_{index}: {begin} {arguments} {self._literals(after)}", *more_rules]
         return rules
+
+    def _tagged(self, tool: OfferedTool, index: int) -> tuple[str, list[str]]:
+        """Arguments with a tag for each, in the order of the schema, and the rules that they need."""
+        values, rules = [], []
+        for number, argument in enumerate(tagged_arguments(tool)):
+            name = f"value_{index}_{number}"
+            begin, end = map(self._literals, around_value(argument.name))
+            if argument.texts is not None:
+                rules.append(f"{name}: {begin} ({' | '.join(map(self._literals, argument.texts))}) {end}")
+            elif argument.schema:
+                rules.append(f"{name}: {begin} %json {argument.schema} {end}")
+            else:
+                rules += [f"{name}: {begin} text_{name}", f"text_{name}[lazy]: /(?s:.*)/ {end}"]
+            values.append(name if argument.is_required else f"{name}?")
+        return " ".join(values), rules
 
     def _mark(self, tool_format: ToolFormat) -> str:
         """That opens calls where they need one to be told from JSON: if possible a token that the model knows."""
@@ -124,3 +115,17 @@ class AnswerGrammar:
 
     def _literals(self, text: str) -> str:
         return lark_literals(text, self._special_tokens)
+
+
+def _arguments(tool: OfferedTool) -> str:
+    """The schema of its arguments, for behind %json. If it need not be strict and cannot be followed, they are any
+    object. Raises InvalidRequest."""
+    schema, param = tool.parameters, tool.schema_field
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(f"{param} must be the schema of an object", param=param)
+    try:
+        return grammars.inline_json_schema({**schema, "type": "object"}, param=param)
+    except InvalidRequest:
+        if tool.strict:
+            raise
+        return grammars.inline_json_schema({"type": "object"}, param=param)

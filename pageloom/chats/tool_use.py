@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from pageloom.chats.schemas import ChatOptions, NamedToolChoice, Tool
-from pageloom.chats.tool_grammar import AnswerGrammar, OfferedTool
+from pageloom.chats.offered_tools import OfferedTool, offered_tools
+from pageloom.chats.schemas import (
+    AllowedToolsChoice,
+    ChatOptions,
+    NamedChoice,
+    NamedCustomChoice,
+    NamedFunctionChoice,
+    ToolChoice,
+)
+from pageloom.chats.tool_grammar import AnswerGrammar
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.structured_outputs import constrained_field
@@ -18,11 +25,12 @@ from pageloom.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """`offered` is empty if the model must not call. `required` are the tools of which it must call one; `single`
-    if it may call only once."""
+    """The model is shown the tools of `offered` and may call those of `callable`; none if it must not call.
+    `is_required` if it must, and `single` if it may call only once."""
 
-    offered: tuple[Tool, ...] = ()
-    required: tuple[Tool, ...] = ()
+    offered: tuple[OfferedTool, ...] = ()
+    callable: tuple[OfferedTool, ...] = ()
+    is_required: bool = False
     single: bool = False
 
 
@@ -31,29 +39,46 @@ NO_TOOLS = ToolUse()
 
 def read_tool_use(body: ChatOptions, model: TextModel) -> ToolUse:
     """Raises InvalidRequest if the choice and the tools do not go together."""
-    tools, choice = tuple(body.tools or ()), body.tool_choice
-    _require_distinct(tools)
+    tools, choice = offered_tools(body.tools or ()), body.tool_choice
     if not tools and choice in (None, "none", "auto"):
         return NO_TOOLS
     if not tools:
         raise InvalidRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
     if choice == "none":
         return NO_TOOLS
-    required: tuple[Tool, ...] = ()
-    if choice == "required":
-        required = tools
-    elif isinstance(choice, NamedToolChoice):
-        required = (_named(choice.function.name, tools),)
+    is_named = isinstance(choice, NamedFunctionChoice | NamedCustomChoice)
     template = model.template_for(True)
-    single = body.parallel_tool_calls is False or isinstance(choice, NamedToolChoice)
-    # An answer that the template then refuses would end the conversation.
-    single = single or (template is not None and not template.traits.parallel_calls)
-    return ToolUse(offered=tools, required=required, single=single)
+    return ToolUse(
+        offered=tools,
+        callable=_callable(choice, tools),
+        is_required=is_named or "required" in (choice, _mode(choice)),
+        # An answer that the template then refuses would end the conversation.
+        single=is_named
+        or body.parallel_tool_calls is False
+        or (template is not None and not template.traits.parallel_calls),
+    )
 
 
-def shown_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
-    """As a template sees them. `strict` is for the server, and no model knows it."""
-    return [tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for tool in tools]
+def _callable(choice: ToolChoice | None, tools: tuple[OfferedTool, ...]) -> tuple[OfferedTool, ...]:
+    if isinstance(choice, NamedFunctionChoice | NamedCustomChoice):
+        return (_named(choice, tools),)
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = [_named(each, tools) for each in choice.allowed_tools.tools]
+        return tuple({tool.name: tool for tool in allowed}.values())
+    return tools
+
+
+def _mode(choice: ToolChoice | None) -> str:
+    return choice.allowed_tools.mode if isinstance(choice, AllowedToolsChoice) else ""
+
+
+def _named(choice: NamedChoice, tools: tuple[OfferedTool, ...]) -> OfferedTool:
+    is_custom = isinstance(choice, NamedCustomChoice)
+    name = choice.custom.name if isinstance(choice, NamedCustomChoice) else choice.function.name
+    for tool in tools:
+        if tool.name == name and tool.is_custom == is_custom:
+            return tool
+    raise InvalidRequest(f"tool_choice names {name!r}, which is not one of the tools", param="tool_choice")
 
 
 def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: str) -> str:
@@ -62,8 +87,8 @@ def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: s
     followed, or that form leaves no place for calls."""
     reasoning = model.reasoning_format
     form = AnswerGrammar(model.tokenizer.special_ids_by_text, reasoning, thinks=_is_open(body, model, prompt))
-    tools = [OfferedTool(field=f"tools[{use.offered.index(tool)}]", tool=tool) for tool in use.required or use.offered]
-    if use.required:
+    tools = use.callable
+    if use.is_required:
         return form.calls(model.tool_format, tools, single=use.single)
     schema = _json_schema(body)
     if tools and schema:
@@ -72,7 +97,7 @@ def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: s
         raise InvalidRequest(
             f"{constrained_field(body)} leaves no place for calls; set tool_choice to none", param="tool_choice"
         )
-    if any(tool.function.strict for tool in use.offered):
+    if any(tool.strict for tool in tools) or len(tools) < len(use.offered):
         return form.text_with_calls(model.tool_format, tools, single=use.single)
     return form.json(schema) if schema and reasoning is not None else ""
 
@@ -107,7 +132,8 @@ def message_format(
         starts_in_reasoning=_is_open(body, model, prompt),
         include_reasoning=body.include_reasoning is not False,
         tools=tools,
-        tool_names=frozenset(tool.function.name for tool in use.offered),
+        tool_parameters={tool.name: tool.parameters for tool in use.callable},
+        custom_tools=frozenset(tool.name for tool in use.callable if tool.is_custom),
         single_call=use.single,
         marker_token_ids=frozenset(hidden.values()),
         hidden_markers=frozenset(hidden),
@@ -118,19 +144,3 @@ def _special_tokens_in(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, 
     """The special tokens whose text is part of one of these, with their ids."""
     joined = "\n".join(texts)
     return {text: token_id for text, token_id in tokenizer.special_ids_by_text.items() if text in joined}
-
-
-def _require_distinct(tools: tuple[Tool, ...]) -> None:
-    seen: set[str] = set()
-    for index, tool in enumerate(tools):
-        if tool.function.name in seen:
-            field = f"tools[{index}].function.name"
-            raise InvalidRequest(f"{field} {tool.function.name!r} is that of another tool", param=field)
-        seen.add(tool.function.name)
-
-
-def _named(name: str, tools: tuple[Tool, ...]) -> Tool:
-    for tool in tools:
-        if tool.function.name == name:
-            return tool
-    raise InvalidRequest(f"tool_choice names {name!r}, which is not one of the tools", param="tool_choice")

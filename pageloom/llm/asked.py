@@ -9,9 +9,10 @@ from typing import Any, TypedDict
 from pageloom import sampling_params
 from pageloom.bad_words import bad_word_ids
 from pageloom.chat_template import ChatTemplate
+from pageloom.chats.offered_tools import shown_tools
 from pageloom.chats.rendering import render_messages
 from pageloom.chats.schemas import ChatOptions
-from pageloom.chats.tool_use import form_with_parts, message_format, read_tool_use, shown_tools
+from pageloom.chats.tool_use import form_with_parts, message_format, read_tool_use
 from pageloom.errors import InvalidRequest
 from pageloom.field_errors import naming_fields
 from pageloom.grammars.grammar import parse_json

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Protocol
 
-from pageloom.parsing.json_span import WHITESPACE, ContainerSpan, StringSpan
+from pageloom.parsing.json_span import WHITESPACE, ContainerSpan, StringSpan, string_text
 
 NO_ARGUMENTS = "{}"
 _IDLE_KEYS = ("id", "type", "tool_call_id")
 
 
 class CallReader(Protocol):
-    """Reads from behind the call's opening brace. Once `ended` is true, `rest` is what follows the call;
-    with `malformed` it is what cannot be part of one. `begins_otherwise` if members come before the name that calls
-    do not have."""
+    """Reads from behind the call's opening brace, or what stands for it. Once `ended` is true, `rest` is what follows
+    the call; with `malformed` it is what cannot be part of one. `begins_otherwise` if members come before the name that
+    calls do not have."""
 
     name: str | None
     begins_otherwise: bool
@@ -92,7 +91,7 @@ class NamedArguments:
         end = self._read_string(text, position)
         if end < 0:
             return len(text)
-        self._key = self._decoded()
+        self._key = string_text("".join(self._string))
         known = (*self._name_keys, *self._argument_keys, *_IDLE_KEYS)
         self.begins_otherwise = self.begins_otherwise or (self.name is None and self._key not in known)
         self._step = self._colon
@@ -142,7 +141,7 @@ class NamedArguments:
         end = self._read_string(text, position)
         if end < 0:
             return len(text)
-        value = self._decoded()
+        value = string_text("".join(self._string))
         if self._key in self._name_keys and self.name is None:
             self.name = value
         elif self._is_arguments():
@@ -166,16 +165,6 @@ class NamedArguments:
         end = self._string_span.end(text, position)
         self._string.append(text[position:] if end < 0 else text[position : end - 1])
         return end
-
-    def _decoded(self) -> str:
-        raw = "".join(self._string)
-        try:
-            decoded = json.loads(f'"{raw}"', strict=False)
-        except ValueError:
-            # An invalid escape; the model meant something by it.
-            return raw
-        assert isinstance(decoded, str)
-        return decoded
 
     def _give_up(self, position: int) -> int:
         self.ended = self.malformed = True

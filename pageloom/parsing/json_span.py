@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 _IN_STRING = re.compile(r'["\\]')
@@ -66,3 +67,14 @@ class ContainerSpan:
             if self._depth == 0:
                 return position
         return -1
+
+
+def string_text(raw: str) -> str:
+    """What stands between the quotes of a JSON string, decoded."""
+    try:
+        decoded = json.loads(f'"{raw}"', strict=False)
+    except ValueError:
+        # An invalid escape; the model meant something by it.
+        return raw
+    assert isinstance(decoded, str)
+    return decoded

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from pageloom.parsing.custom_input import CustomInputs
 from pageloom.parsing.reasoning import ReasoningFormat, ReasoningSplitter
 from pageloom.parsing.tool_calls import ToolCallDelta, ToolCallParser, merged
 from pageloom.parsing.tool_formats import ToolFormat
@@ -32,7 +34,9 @@ class MessageFormat:
     starts_in_reasoning: bool = False
     include_reasoning: bool = True
     tools: ToolFormat | None = None
-    tool_names: frozenset[str] = frozenset()
+    # The schemas of the arguments of the tools that may be called, by their names.
+    tool_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    custom_tools: frozenset[str] = frozenset()
     single_call: bool = False
     marker_token_ids: frozenset[int] = frozenset()
     hidden_markers: frozenset[str] = frozenset()
@@ -50,10 +54,11 @@ class MessageParser:
         if message_format.reasoning is not None:
             self._splitter = ReasoningSplitter(message_format.reasoning, is_open=message_format.starts_in_reasoning)
         self._calls: ToolCallParser | None = None
+        self._custom_inputs = CustomInputs(message_format.custom_tools)
         if message_format.tools is not None:
             self._calls = ToolCallParser(
                 message_format.tools,
-                message_format.tool_names,
+                message_format.tool_parameters,
                 single=message_format.single_call,
                 hidden=message_format.hidden_markers,
             )
@@ -61,6 +66,11 @@ class MessageParser:
     @property
     def num_calls(self) -> int:
         return 0 if self._calls is None else self._calls.num_calls
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text ends within a call."""
+        return self._calls is not None and self._calls.in_call
 
     @property
     def ended(self) -> bool:
@@ -88,7 +98,8 @@ class MessageParser:
         content, deltas = self._called(answer)
         if self._calls is not None:
             rest, last_deltas = self._calls.finish()
-            content, deltas = content + rest, deltas + last_deltas
+            content += rest
+            deltas = (*deltas, *self._custom_inputs.read(last_deltas), *self._custom_inputs.finish())
         return MessageDelta(
             content=content, reasoning=reasoning if self._include_reasoning else "", tool_calls=merged(deltas)
         )
@@ -104,4 +115,7 @@ class MessageParser:
             yield reasoning, *self._called(answer)
 
     def _called(self, answer: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        return (answer, ()) if self._calls is None else self._calls.push(answer)
+        if self._calls is None:
+            return answer, ()
+        content, deltas = self._calls.push(answer)
+        return content, tuple(self._custom_inputs.read(deltas))

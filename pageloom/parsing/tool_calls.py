@@ -3,8 +3,9 @@ same however the text is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pageloom.parsing.call_readers import CallReader
 from pageloom.parsing.marker_search import MarkerSearch
@@ -18,12 +19,14 @@ MAX_HEADER_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """What a call gained. Id and name come once, with its first delta."""
+    """What a call gained. Id and name come once, with its first delta. Of a custom tool's call `arguments` are its
+    input, which is any text."""
 
     index: int
     id: str | None
     name: str | None
     arguments: str
+    is_custom: bool = False
 
 
 class ToolCallParser:
@@ -32,13 +35,19 @@ class ToolCallParser:
     A call counts as soon as its name is known, and is not taken back if the rest is cut off. What begins like
     one and turns out not to be is content. Without a marker, only the name of a known tool makes a call.
     With `single`, everything after the first call is left out, and `ended` says that it is complete.
+    `parameters` are the schemas of the known tools' arguments, by their names.
     """
 
     def __init__(
-        self, tool_format: ToolFormat, known_names: frozenset[str], *, single: bool, hidden: frozenset[str]
+        self,
+        tool_format: ToolFormat,
+        parameters: Mapping[str, Mapping[str, Any]],
+        *,
+        single: bool,
+        hidden: frozenset[str],
     ) -> None:
         self._format = tool_format
-        self._known_names = known_names
+        self._parameters = parameters
         self._single = single
         # Special tokens: they mark calls but are never content.
         self._hidden = hidden
@@ -58,6 +67,11 @@ class ToolCallParser:
         self.num_calls = 0
         self.ended = False
         self._step: Callable[[str], str] = self._at_start if tool_format.starts_with else self._in_content
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun that has not ended."""
+        return self._named
 
     def push(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """Content and deltas of calls that are certain."""
@@ -105,11 +119,14 @@ class ToolCallParser:
         tool_format = self._format
         self._marker = marker
         self._num_in_section = 0
-        markers = ("{", *tool_format.begins, *tool_format.separators, *tool_format.ends)
-        self._section_search = MarkerSearch(markers)
+        markers = (tool_format.opener, *tool_format.begins, *tool_format.separators, *tool_format.ends)
+        self._section_search = MarkerSearch(dict.fromkeys(markers))
         self._clear_raw()
-        self._keep(marker)
-        self._step = self._in_section
+        if marker == tool_format.opener:
+            self._open_call(marker)
+        else:
+            self._keep(marker)
+            self._step = self._in_section
 
     def _in_section(self, text: str) -> str:
         before, marker, rest = self._section_search.push(text)
@@ -117,13 +134,9 @@ class ToolCallParser:
         self._header += before
         if len(self._header) > MAX_HEADER_CHARS or not self._format.header_may_be(self._header):
             return self._not_a_call((marker or self._section_search.finish()) + rest)
-        if marker == "{":
-            self._reader = self._format.reader(self._header)
-            if self._reader is None:
+        if marker == self._format.opener:
+            if not self._open_call(marker):
                 return self._not_a_call(marker + rest)
-            self._keep(marker)
-            self._named = False
-            self._step = self._in_call
         elif marker in self._format.ends:
             if not self._num_in_section:
                 return self._not_a_call(marker + rest)
@@ -132,6 +145,15 @@ class ToolCallParser:
             self._keep(marker)
             self._header = ""
         return rest
+
+    def _open_call(self, opener: str) -> bool:
+        self._reader = self._format.reader(self._header, self._parameters)
+        if self._reader is None:
+            return False
+        self._keep(opener)
+        self._named = False
+        self._step = self._in_call
+        return True
 
     def _in_call(self, text: str) -> str:
         reader = self._reader
@@ -159,7 +181,7 @@ class ToolCallParser:
             return False
         if reader.name is None:
             return not reader.ended and self._num_raw_chars <= MAX_HELD_CHARS
-        if not reader.name or (not self._marker and reader.name not in self._known_names):
+        if not reader.name or (not self._marker and reader.name not in self._parameters):
             return False
         arguments = "".join(self._early_arguments)
         self._deltas.append(ToolCallDelta(self.num_calls, self._format.new_id(), reader.name, arguments))
@@ -184,7 +206,7 @@ class ToolCallParser:
         return rest
 
     def _has_end(self) -> bool:
-        return bool(self._marker and self._format.ends)
+        return bool(self._marker and self._marker != self._format.opener and self._format.ends)
 
     def _is_leftover(self) -> bool:
         """What stands after the last call of a section that the text's end has cut off."""

@@ -8,9 +8,11 @@ import secrets
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pageloom.parsing.call_readers import BareArguments, CallReader, NamedArguments
 from pageloom.parsing.gemma_arguments import GemmaArguments
+from pageloom.parsing.tagged_arguments import CLOSER, OPENER, TaggedArguments, write_arguments
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 # Between the calls of a section; models also wrap them in lists and Markdown fences.
@@ -39,6 +41,7 @@ class ToolFormat:
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     quote: str | None = None
+    tagged: bool = False
     written: tuple[str, str, str]
     between: str = "\n"
     opening: str = ""
@@ -51,6 +54,11 @@ class ToolFormat:
         """Texts that must not be dropped from the model's output as special tokens."""
         quotes = () if self.quote is None else (self.quote,)
         return (*self.begins, *self.ends, *self.separators, *self.inner_markers, *quotes)
+
+    @property
+    def opener(self) -> str:
+        """Of a call."""
+        return OPENER if self.tagged else "{"
 
     @property
     def has_mark(self) -> bool:
@@ -67,13 +75,16 @@ class ToolFormat:
         return _FILLER.fullmatch(text) is not None
 
     def header_may_be(self, text: str) -> bool:
-        """Whether a call may still follow this text, which has no brace."""
+        """Whether a call may still follow this text, which has no opener."""
         if self.header is not None:
             return True
         return "json".startswith(text.strip(_FILLER_CHARACTERS))
 
-    def reader(self, header: str) -> CallReader | None:
-        """Of the call whose brace follows this text; None if it is not one."""
+    def reader(self, header: str, parameters: Mapping[str, Mapping[str, Any]]) -> CallReader | None:
+        """Of the call whose opener follows this text; None if it is not one. `parameters` are the schemas of the known
+        tools' arguments."""
+        if self.tagged:
+            return TaggedArguments(parameters) if self.is_filler(header) else None
         if self.is_filler(header):
             return NamedArguments(self.name_keys, self.argument_keys) if self.quote is None else None
         match = re.fullmatch(rf"[\s,;\[\]]*{self.header}\s*", header) if self.header is not None else None
@@ -86,10 +97,13 @@ class ToolFormat:
         """Calls, each a name and the JSON text of its arguments, as the model would write them."""
         before, middle, after = self.written
         written = [
-            before.replace("{id}", str(index)) + _quoted(name, before) + middle + arguments + after
+            before.replace("{id}", str(index)) + _quoted(name, before) + middle + self._written(arguments) + after
             for index, (name, arguments) in enumerate(calls)
         ]
         return self.opening + self.between.join(written) + self.closing
+
+    def _written(self, arguments: str) -> str:
+        return write_arguments(arguments) if self.tagged else arguments
 
 
 def _quoted(name: str, before: str) -> str:
@@ -101,6 +115,14 @@ HERMES = ToolFormat(
     begins=("<tool_call>",),
     ends=("</tool_call>",),
     written=('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+)
+QWEN3_CODER = ToolFormat(
+    name="qwen3_coder",
+    # Models leave out the first tag at times.
+    begins=("<tool_call>", OPENER),
+    ends=("</tool_call>",),
+    tagged=True,
+    written=(f"<tool_call>\n{OPENER}", ">\n", f"{CLOSER}\n</tool_call>"),
 )
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
@@ -180,7 +202,18 @@ GENERIC_JSON = ToolFormat(
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
-    for each in (HERMES, LLAMA3_JSON, MISTRAL, GEMMA, FUNCTION_GEMMA, COHERE, JAMBA, DEEPSEEK_V3, GENERIC_JSON)
+    for each in (
+        HERMES,
+        QWEN3_CODER,
+        LLAMA3_JSON,
+        MISTRAL,
+        GEMMA,
+        FUNCTION_GEMMA,
+        COHERE,
+        JAMBA,
+        DEEPSEEK_V3,
+        GENERIC_JSON,
+    )
 }
 
 # In order: the first whose text the template contains.
@@ -191,6 +224,7 @@ _SIGNS: tuple[tuple[Callable[[str], bool], ToolFormat], ...] = (
     (lambda source: "<|START_ACTION|>" in source, COHERE),
     (lambda source: "<｜tool▁calls▁begin｜>" in source, DEEPSEEK_V3),
     (lambda source: "<tool_calls>" in source, JAMBA),
+    (lambda source: OPENER in source and "<parameter=" in source, QWEN3_CODER),
     (lambda source: "<tool_call>" in source and "<function=" not in source, HERMES),
     (lambda source: "<|python_tag|>" in source or '"parameters": dictionary of argument name' in source, LLAMA3_JSON),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.message import Message
+
 from pageloom.errors import InvalidRequest
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import CacheInfo, ModelInfo
@@ -11,6 +13,11 @@ from pageloom.sampling_params import SamplingParams
 
 _POOLING_TO_PROTO = {Pooling.last: common_pb2.POOLING_LAST, Pooling.mean: common_pb2.POOLING_MEAN}
 _POOLING_FROM_PROTO = {number: pooling for pooling, number in _POOLING_TO_PROTO.items()}
+
+
+def has_only(message: Message, names: frozenset[str]) -> bool:
+    """Whether every field that is set is one of these: to ask each of the others costs several times as much."""
+    return names.issuperset([field.name for field, _ in message.ListFields()])
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:

@@ -94,7 +94,7 @@ def session_response_to_proto(
     choice_indexes = [entry.choice_index for entry in tokens]
     token_ids = [token_id for entry in tokens for token_id in entry.token_ids]
     scored = [index for index, entry in enumerate(tokens) if entry.logprobs]
-    return engine_pb2.SessionResponse(
+    message = engine_pb2.SessionResponse(
         stream_ids=[entry.stream_id for entry in tokens],
         choice_indexes=choice_indexes if any(choice_indexes) else (),
         first_indexes=[entry.first_index for entry in tokens],
@@ -103,26 +103,19 @@ def session_response_to_proto(
         token_ids=token_ids,
         logprob_entries=scored,
         logprobs=[logprobs_to_proto(logprobs) for index in scored for logprobs in tokens[index].logprobs],
-        finished=[
-            engine_pb2.StreamFinished(
-                stream_id=stream_id, choice_index=event.choice_index, finished=finished_to_proto(event)
-            )
-            for stream_id, event in finished
-        ],
-        refused=[
-            engine_pb2.StreamRefused(
-                stream_id=stream_id,
-                status=to_grpc_status(error).value[0],
-                message=error.message,
-                param=error.param or "",
-            )
-            for stream_id, error in refused
-        ],
-        prompt_logprobs=[
-            engine_pb2.StreamPromptLogprobs(stream_id=stream_id, logprobs=prompt_logprobs_to_proto(logprobs))
-            for stream_id, logprobs in prompt_logprobs
-        ],
     )
+    for stream_id, event in finished:
+        message.finished.add(stream_id=stream_id, choice_index=event.choice_index, finished=finished_to_proto(event))
+    for stream_id, error in refused:
+        message.refused.add(
+            stream_id=stream_id,
+            status=to_grpc_status(error).value[0],
+            message=error.message,
+            param=error.param or "",
+        )
+    for stream_id, scores in prompt_logprobs:
+        message.prompt_logprobs.add(stream_id=stream_id, logprobs=prompt_logprobs_to_proto(scores))
+    return message
 
 
 def session_response_from_proto(message: engine_pb2.SessionResponse) -> SessionEvents:

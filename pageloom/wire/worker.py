@@ -10,6 +10,7 @@ from pageloom.rpc.v1 import worker_pb2
 from pageloom.wire.common import (
     cache_from_proto,
     cache_to_proto,
+    has_only,
     logprobs_from_proto,
     logprobs_to_proto,
     model_from_proto,
@@ -24,6 +25,10 @@ from pageloom.wire.common import (
 
 # Raised whenever the meaning of the plan stream changes; both ends must have the same.
 PROTOCOL_VERSION = 3
+
+# What almost all plans and results have, and nothing else.
+_CONTINUING_FIELDS = frozenset({"epoch", "step"})
+_TOKEN_FIELDS = frozenset({"epoch", "step", "slots", "token_ids", "duration_us"})
 
 
 def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
@@ -102,6 +107,8 @@ def plan_to_proto(plan: BatchPlan) -> worker_pb2.BatchPlan:
 
 
 def plan_from_proto(message: worker_pb2.BatchPlan) -> BatchPlan:
+    if has_only(message, _CONTINUING_FIELDS):
+        return BatchPlan(epoch=message.epoch, step=message.step)
     return BatchPlan(
         epoch=message.epoch,
         step=message.step,
@@ -145,6 +152,14 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
 
 
 def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
+    if has_only(message, _TOKEN_FIELDS):
+        return StepResult(
+            epoch=message.epoch,
+            step=message.step,
+            slots=tuple(message.slots),
+            token_ids=tuple(message.token_ids),
+            duration_s=message.duration_us / 1e6,
+        )
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     for slot, one in zip(message.logprob_slots, message.logprobs, strict=True):
         logprobs[slot] = (*logprobs.get(slot, ()), logprobs_from_proto(one))

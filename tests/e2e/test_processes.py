@@ -107,7 +107,20 @@ def test_no_child_outlives_the_parent(tmp_path: Path, signum: signal.Signals):
 def test_a_worker_that_dies_is_noticed(tmp_path: Path):
     with serving(tmp_path) as running:
         processes = running.services()
-        processes["worker_svc"].kill()
+        body = {
+            "model": "SmolLM2-135M-Instruct",
+            "prompt": "One",
+            "max_tokens": 4000,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            processes["worker_svc"].kill()
+            # Nothing can go on with it, and its client is told so.
+            last = list(lines)[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "server_shutting_down"
         assert running.process.wait(30) != 0
         assert not wait_until_gone(list(processes.values()), 5)
         assert "worker" in running.output()

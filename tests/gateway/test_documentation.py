@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 
+from gateway.anthropic.schemas import MessagesRequest
+from gateway.batches.schemas import CreateBatchRequest
 from gateway.http.openapi import RANGES
-from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.requests.unserved_fields import RENAMED_FIELDS, UNSERVED_FIELDS
+from gateway.openai.embedding_schemas import EmbeddingRequest
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from gateway.requests.unserved_fields import (
+    RENAMED_FIELDS,
+    UNSERVED_FIELDS,
+    UNSERVED_IN_MESSAGES,
+    UNSERVED_IN_RESPONSES,
+)
+from gateway.responses.schemas import ResponseRequest
 from gateway.routes.docs_page import _HEADERS
 from gateway.served_model import ServedModel
 from pageloom.request_limits import RequestLimits
+from pageloom.request_model import RequestModel
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
 from tests.support.scripted_engine import says
 
@@ -21,6 +31,22 @@ DOCS = Path(__file__).parents[2] / "docs"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 # A hair beyond a bound, for integers and others.
 BEYOND = {"minimum": (-1, -0.001), "maximum": (1, 0.001), "exclusiveMinimum": (0, 0)}
+
+
+# Of the other APIs.
+OTHER_REQUESTS: tuple[type[RequestModel], ...] = (
+    ResponseRequest,
+    MessagesRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    CreateBatchRequest,
+)
+
+
+def fields_of(model: type[RequestModel]) -> set[str]:
+    """As requests call them."""
+    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 async def document_of(gateway: GatewayServer) -> dict[str, Any]:
@@ -57,7 +83,7 @@ async def test_the_document_has_the_limits_of_this_server(served_model: ServedMo
         schemas = (await document_of(running))["components"]["schemas"]
     chat, text = schemas["ChatCompletionRequest"]["properties"], schemas["CompletionRequest"]["properties"]
     inputs = schemas["EmbeddingRequest"]["properties"]["input"]["anyOf"]
-    assert [member.get("maxItems") for member in inputs] == [None, 6, None, 6]
+    assert [member.get("maxItems") for member in inputs] == [None, 6, None, 6, None]
     items = schemas["ResponseRequest"]["properties"]["input"]["anyOf"]
     assert [member.get("maxItems") for member in items if member["type"] == "array"] == [7]
     assert chat["messages"]["maxItems"] == 7
@@ -108,6 +134,8 @@ async def test_the_page_needs_nothing_from_elsewhere(gateway: GatewayServer):
 async def test_every_field_is_in_the_compatibility_table(gateway: GatewayServer):
     text = (DOCS / "compatibility.md").read_text()
     known = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *UNSERVED_FIELDS, *RENAMED_FIELDS}
+    known |= {name for model in OTHER_REQUESTS for name in fields_of(model)}
+    known |= {*UNSERVED_IN_RESPONSES, *UNSERVED_IN_MESSAGES, "file", "purpose", "expires_after"}
     assert not {name for name in known if f"`{name}`" not in text}
 
 
@@ -133,6 +161,13 @@ async def test_web_pages_of_allowed_origins(served_model: ServedModel):
             answer = await running.http.post(TEXT, json=body | fields, headers=origin)
             assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin["origin"])
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        for path, headers, status in (
+            (f"/v1/models?{'x' * 9000}", {}, 414),
+            ("/v1/models", {f"x-{number}": "y" for number in range(101)}, 431),
+        ):
+            answer = await running.http.get(path, headers=origin | headers)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin["origin"])
+            assert answer.headers["x-request-id"]
         foreign = await running.http.get("/v1/models", headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in foreign.headers
         refused = await running.http.options(CHAT, headers=preflight | {"origin": "https://evil.example"})

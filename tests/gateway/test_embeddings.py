@@ -122,6 +122,29 @@ class TestWhatIsAsked:
         assert request.deadline_s is not None
         assert 55 < request.deadline_s <= 60
 
+    async def test_conversations(self, server: GatewayServer):
+        tokenizer = server.model.tokenizer
+        said = [{"role": "user", "content": "Hi <|im_end|>"}, {"role": "assistant", "content": "Hello"}]
+        for fields, rendered in (
+            ({}, "Hello<|im_end|>\n"),
+            ({"add_generation_prompt": True}, "Hello<|im_end|>\n<|im_start|>assistant\n"),
+            ({"continue_final_message": True}, "Hello"),
+            ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, "Hello<|im_end|>\n"),
+        ):
+            server.engine.requests.clear()
+            answer = await post(server, input=None, messages=said, **fields)
+            assert answer.status_code == 200, answer.text
+            assert len(answer.json()["data"]) == 1
+            (asked,) = server.engine.requests
+            text = tokenizer.decode(asked.prompt_token_ids, skip_special_tokens=False)
+            assert text.endswith(rendered)
+            if "truncate_prompt_tokens" in fields:
+                assert len(asked.prompt_token_ids) == 3
+            else:
+                assert text.startswith("<|im_start|>system")
+                ends = [id for id in asked.prompt_token_ids if id == tokenizer.special_ids_by_text["<|im_end|>"]]
+                assert len(ends) == text.count("<|im_end|>") - 1, "what the client wrote stays text"
+
     async def test_more_inputs_than_prompts_at_a_time(self, server: GatewayServer):
         at_once = most = 0
 
@@ -161,7 +184,10 @@ class TestRefusals:
             ({"input": []}, "input", "input"),
             ({"input": ""}, "input", "makes no tokens"),
             ({"input": ["one", ""]}, "input[1]", "makes no tokens"),
-            ({"input": None}, "input", "a string, a list of strings, a list of token ids"),
+            ({"input": None}, "input", "give either input or messages"),
+            ({"messages": [{"role": "user", "content": "x"}]}, "input", "give either input or messages"),
+            ({"input": None, "messages": [{"role": "user", "content": "x " * 600}]}, "messages", "messages has"),
+            ({"input": 5}, "input", "a string, a list of strings, a list of token ids"),
             ({"input": {"text": "x"}}, "input", "a string, a list of strings, a list of token ids"),
             ({"input": ["x"] * 2049}, "input", "2049 inputs; at most 2048"),
             ({"input": [5, 49152]}, "input", "49152"),

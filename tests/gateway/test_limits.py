@@ -38,6 +38,11 @@ SIZED: list[tuple[str, str, Callable[[int], dict[str, Any]]]] = [
     ("max_allowed_token_ids", TEXT, lambda n: {"allowed_token_ids": [5] * n}),
     ("max_logprobs", TEXT, lambda n: {"logprobs": n}),
     ("max_logprobs", CHAT, lambda n: {"logprobs": True, "top_logprobs": n}),
+    ("max_metadata", CHAT, lambda n: {"metadata": {str(i): "x" for i in range(n)}}),
+    ("max_template_variables", CHAT, lambda n: {"chat_template_kwargs": {f"v{i}": i for i in range(n)}}),
+    # The request itself has others: an object with the names and values of model and prompt.
+    ("max_json_containers", TEXT, lambda n: {"unknown": [[]] * (n - 2)}),
+    ("max_json_strings", TEXT, lambda n: {"unknown": ['"[\\'] * (n - 6)}),
     ("max_json_depth", TEXT, lambda n: {"unknown": json.loads("[" * (n - 1) + "]" * (n - 1))}),
 ]
 # What other parts of the request refuse or need more than a number is asked of the check alone.
@@ -49,6 +54,8 @@ CHECKED = [
 ]
 SMALL = RequestLimits(
     max_json_depth=12,
+    max_json_containers=20,
+    max_json_strings=40,
     max_messages=3,
     max_prompts=5,
     max_inputs=6,
@@ -62,6 +69,8 @@ SMALL = RequestLimits(
     max_bad_word_chars=9,
     max_allowed_token_ids=3,
     max_tools=2,
+    max_metadata=2,
+    max_template_variables=3,
     max_logprobs=2,
     max_prompt_logprobs=3,
 )
@@ -142,7 +151,7 @@ async def expect_limit(gateway: GatewayServer, limit: str, path: str, fields: Ca
         assert answer.status_code == status, (limit, size, answer.text)
     error = answer.json()["error"]
     assert str(most) in error["message"]
-    if limit != "max_json_depth":
+    if not limit.startswith("max_json"):
         assert error["code"] == "invalid_value"
         assert error["param"] in fields(2) or error["param"] == "n"
     assert gateway.engine.requests == []

@@ -255,7 +255,7 @@ def json_schema(schema: object) -> dict[str, object]:
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "tools[0].name: String should match"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"metadata": dict.fromkeys(map(str, range(17)), "x")}, "metadata", "has too many items; at most 16"),
+        ({"metadata": dict.fromkeys(map(str, range(17)), "x")}, "metadata", "has 17 entries; at most 16"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id goes on from"),
         ({"prompt": {"id": "p"}}, "prompt", "prompt is not served: the server has no prompt templates"),
         (
@@ -266,7 +266,11 @@ def json_schema(schema: object) -> dict[str, object]:
         ({"guided_json": {"type": "object"}}, "guided_json", "guided_json is not served: use text.format"),
         ({"n": 2}, "n", "a response is one answer"),
         ({"input": []}, "input", "has 0 items; at least 1"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type", "message, function_call, function_call_output"),
+        (
+            {"input": [{"type": "computer_call"}]},
+            "input[0].type",
+            "message, reasoning, custom_tool_call",
+        ),
         ({"input": [{"content": "x"}]}, "input[0].role", "is required"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
@@ -303,3 +307,104 @@ async def test_only_background_responses_can_be_streamed_later_or_cancelled(gate
     ):
         assert response.status_code == 400
         assert "background=true" in response.json()["error"]["message"]
+
+
+async def test_a_call_is_one_item_also_with_logprobs(gateway: GatewayServer):
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    gateway.engine.script = says(gateway.encode(f"Look: {call}"), reason=FinishReason.STOP, stop_token_id=EOS_TOKEN_ID)
+    answer = await post(gateway, tools=[TOOL], include=["message.output_text.logprobs"], top_logprobs=1)
+    message, made = answer["output"]
+    assert (made["type"], made["name"], made["arguments"]) == ("function_call", "weather", '{"city": "Oslo"}')
+    spelled = b"".join(bytes(token["bytes"]) for token in message["content"][0]["logprobs"])
+    assert spelled.decode().startswith("Look:")
+
+
+async def test_a_custom_tool_goes_back_and_forth(gateway: GatewayServer):
+    call = '<tool_call>\n{"name": "run", "arguments": {"input": "ls\\n"}}\n</tool_call>'
+    tools = [{"type": "custom", "name": "run", "format": {"type": "text"}}, {"type": "web_search"}]
+    gateway.engine.script = says(gateway.encode(call), reason=FinishReason.STOP, stop_token_id=EOS_TOKEN_ID)
+    told = await events(gateway, tools=tools)
+    item = told[-1]["response"]["output"][0]
+    assert (item["type"], item["name"], item["input"], item["status"]) == (
+        "custom_tool_call",
+        "run",
+        "ls\n",
+        "completed",
+    )
+    deltas = [event["delta"] for event in told if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == "ls\n"
+    assert [e["input"] for e in told if e["type"] == "response.custom_tool_call_input.done"] == ["ls\n"]
+    result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "a.txt"}
+    await post(gateway, tools=tools, previous_response_id=told[-1]["response"]["id"], input=[result])
+    prompt = prompt_of(gateway)
+    assert prompt.index('"arguments": {"input": "ls\\n"}') < prompt.index("a.txt")
+
+
+async def test_allowed_tools_and_named_ones(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("x"))
+    tools = [TOOL, {"type": "custom", "name": "run"}]
+    for choice in (
+        {"type": "custom", "name": "run"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "run"}, {"type": "mcp"}]},
+    ):
+        answer = await post(gateway, tools=tools, tool_choice=choice)
+        assert answer["tool_choice"] == choice
+        grammar = gateway.engine.requests[-1].sampling.grammar
+        assert "run" in grammar
+        assert "weather" not in grammar
+
+
+async def test_a_stop_string_within_a_call_leaves_it_incomplete(gateway: GatewayServer):
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    gateway.engine.script = says(gateway.encode(call))
+    answer = await post(gateway, tools=[TOOL], stop="slo")
+    assert (answer["status"], answer["output"][0]["status"]) == ("completed", "incomplete")
+    assert answer["output"][0]["arguments"] == '{"city": "O'
+
+
+async def test_truncation_auto_drops_the_oldest_turns(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("ok"))
+    long = "word " * 60
+    conversation: list[dict[str, Any]] = [{"role": "developer", "content": "Be brief."}]
+    for number in range(20):
+        conversation.append({"role": "user", "content": f"question {number} {long}"})
+        conversation.append({"role": "assistant", "content": f"answer {number}"})
+    conversation.append({"role": "user", "content": "the last"})
+    body = {"model": MODEL_NAME, "input": conversation, "max_output_tokens": 100}
+    refused = await gateway.http.post("/v1/responses", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    answer = await post(gateway, **body, truncation="auto")
+    assert answer["truncation"] == "auto"
+    prompt = prompt_of(gateway)
+    assert "Be brief." in prompt
+    assert "question 0 " not in prompt
+    assert prompt.index("question 19") < prompt.index("answer 19") < prompt.index("the last")
+    used = len(gateway.engine.requests[-1].prompt_token_ids) + 100
+    assert used <= 512 < used + 80, "no more than was needed"
+    too_long = {**body, "input": "word " * 600, "truncation": "auto"}
+    assert (await gateway.http.post("/v1/responses", json=too_long)).status_code == 400
+
+
+async def test_what_can_be_included_is_known(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("ok"))
+    await post(gateway, include=["reasoning.encrypted_content"], max_tool_calls=3)
+    refused = await gateway.http.post(
+        "/v1/responses", json={"model": MODEL_NAME, "input": "x", "include": ["reasoning.encrypted_content", "all"]}
+    )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "include[1]"
+    assert (await post(gateway, max_tool_calls=3))["max_tool_calls"] == 3
+
+
+async def test_followers_of_a_cancelled_response_are_told(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("one two three four five six"), step_s=0.2)
+    queued = await post(gateway, background=True)
+    path = f"/v1/responses/{queued['id']}"
+    async with asyncio.TaskGroup() as group:
+        follower = group.create_task(gateway.http.get(path, params={"stream": True}))
+        await asyncio.sleep(0.3)
+        cancelled = await gateway.http.post(f"{path}/cancel")
+    last = parsed(follower.result().text)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+    assert last["response"] == cancelled.json()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
+import psutil
 import pytest
 
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.local_stack import LocalStack, StackConfig
 from pageloom.status import GatewayReady
+from tests.support.serving import metric
 
 
 @asynccontextmanager
@@ -33,18 +34,33 @@ async def stack(port: int = 0, batch_dir: str | None = None) -> AsyncIterator[Lo
 async def test_connections_are_spread_and_all_are_served():
     async with stack() as services:
         url = services.ready(GatewayReady).url
-        started: set[str] = set()
-        for _ in range(60):
-            async with httpx.AsyncClient(base_url=url) as client:
-                found = re.search(r"^process_start_time_seconds (\S+)$", (await client.get("/metrics")).text, re.M)
-                assert found is not None
-                started.add(found[1])
-                if (await client.get("/ready")).status_code != 200:
-                    continue
+        async with AsyncExitStack() as clients:
+            for _ in range(40):
+                client = await clients.enter_async_context(httpx.AsyncClient(base_url=url))
+                while (await client.get("/ready")).status_code != 200:
+                    pass
                 answer = await client.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 2})
                 assert answer.status_code == 200, answer.text
-        assert len(started) == 2
-        assert services.pid("gateway-0") != services.pid("gateway-1")
+            for name in ("gateway-0", "gateway-1"):
+                connections = psutil.Process(services.pid(name)).net_connections("tcp")
+                assert any(connection.status == "ESTABLISHED" for connection in connections), name
+
+
+async def test_metrics_are_those_of_all():
+    async with stack() as services, AsyncExitStack() as clients:
+        url = services.ready(GatewayReady).url
+        body = {"model": "m", "prompt": "Hi", "max_tokens": 2, "no_such_field": 1}
+        for _ in range(20):
+            client = await clients.enter_async_context(httpx.AsyncClient(base_url=url))
+            while (await client.post("/v1/completions", json=body)).status_code != 200:
+                pass
+        for _ in range(10):
+            client = await clients.enter_async_context(httpx.AsyncClient(base_url=url))
+            told = (await client.get("/metrics")).text
+            assert metric(told, "pageloom_generation_tokens_total") == 40
+            assert metric(told, "pageloom_unknown_request_fields_total") >= 20
+            assert metric(told, "pageloom_num_generations_running") == 0
+            assert metric(told, "pageloom_build_info") == 1
 
 
 async def test_nothing_is_stored_where_the_next_request_may_reach_another():

@@ -1,5 +1,6 @@
 """What the engine may draw when a request forces calls, wants strict ones, or has thinking before a form."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from pageloom.model_files import locate_model
 from pageloom.parsing.reasoning import THINK
 from pageloom.parsing.tool_formats import TOOL_FORMATS
 from pageloom.tokenizer import load_tokenizer
-from tests.gateway.test_tools import HELLO, NOW, WEATHER, ends
+from tests.gateway.test_tools import HELLO, NOW, WEATHER, allowed, custom, ends
 from tests.support.gateway_server import GatewayServer, gateway_server
 from tests.support.grammar_text import accepts
 from tests.support.scripted_engine import MODEL
@@ -43,7 +44,9 @@ async def test_each_family_writes_the_calls_that_are_forced(served_model: Served
         assert accepts(required, write([PARIS, TIME, PARIS]))
         assert not accepts(required, "Hello.")
         assert not accepts(required, "")
-        assert not accepts(required, write([("weather", '{"city": 5}')]))
+        # What stands in a tag has no type: there 5 is a text, too.
+        wrong = '{"town": "Paris"}' if tool_format.tagged else '{"city": 5}'
+        assert not accepts(required, write([("weather", wrong)]))
         assert not accepts(required, write([("other", "{}")]))
         assert not accepts(required, write([PARIS]) + " and so on")
         one = await grammar(server, tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=False)
@@ -163,3 +166,61 @@ async def test_a_lax_schema_that_cannot_be_followed_is_any_object(gateway: Gatew
     function = {"name": "f", "parameters": {"properties": {"a": {"$dynamicRef": "#x"}}}}
     forced = await grammar(gateway, tools=[{"type": "function", "function": function}], tool_choice="required")
     assert accepts(forced, gateway.model.tool_format.write([("f", '{"b": 1}')]))
+
+
+async def test_only_allowed_tools_can_be_called(gateway: GatewayServer):
+    write = gateway.model.tool_format.write
+    for mode in ("auto", "required"):
+        some = await grammar(gateway, tools=[LAX, NOW], tool_choice=allowed(mode, "now"))
+        assert accepts(some, write([TIME]))
+        assert not accepts(some, write([PARIS]))
+        assert accepts(some, "Hello.") == (mode == "auto")
+        prompt = gateway.model.tokenizer.decode(gateway.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+        assert "weather" in prompt, "the model sees all tools"
+    assert await grammar(gateway, tools=[LAX, NOW], tool_choice=allowed("auto", "weather", "now")) == ""
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "custom", "custom": {"name": "add"}}])
+async def test_the_input_of_a_custom_tool_follows_its_regular_expression(gateway: GatewayServer, choice: Any):
+    write = gateway.model.tool_format.write
+    tool = custom("add", syntax="regex", definition=r'^[0-9]+ \+ "[0-9]+"$')
+    wanted = await grammar(gateway, tools=[tool], tool_choice=choice)
+    assert accepts(wanted, write([("add", r'{"input": "1 + \"23\""}')]))
+    assert not accepts(wanted, write([("add", '{"input": "1 - 2"}')]))
+    assert not accepts(wanted, write([("add", '{"input": "1 + 23"}')]))
+    assert await grammar(gateway, tools=[custom("add")]) == ""
+
+
+async def test_arguments_in_tags_are_as_their_schema_says(served_model: ServedModel):
+    properties = {
+        "code": {"type": "string"},
+        "unit": {"enum": ["km", "mi"]},
+        "days": {"type": "integer"},
+        "at": {"$ref": "#/$defs/place"},
+    }
+    place = {
+        "type": "object",
+        "properties": {"x": {"type": "number"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    schema = {"type": "object", "properties": properties, "required": ["code", "unit"], "$defs": {"place": place}}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    async with gateway_server(replace(served_model, tool_format=TOOL_FORMATS["qwen3_coder"])) as server:
+        write = server.model.tool_format.write
+        forced = await grammar(server, tools=[{"type": "function", "function": function}], tool_choice="required")
+        for arguments, is_right in (
+            ({"code": "a\n<b> {", "unit": "km"}, True),
+            ({"code": "", "unit": "mi", "days": 3, "at": {"x": 1.5}}, True),
+            ({"code": "x", "unit": "m"}, False),
+            ({"code": "x"}, False),
+            ({"code": "x", "unit": "km", "days": "three"}, False),
+            ({"code": "x", "unit": "km", "at": {"y": 1}}, False),
+        ):
+            assert accepts(forced, write([("f", json.dumps(arguments))])) == is_right, arguments
+        for keyword in ({"pattern": "a"}, {"minLength": 3}):
+            text = {"type": "object", "properties": {"a/b": {"type": "string", **keyword}}}
+            tool = {"type": "function", "function": {**function, "parameters": text}}
+            refused = await server.chat(tools=[tool])
+            assert refused.status_code == 400
+            assert f"/properties/a~1b/{next(iter(keyword))}" in refused.json()["error"]["message"]

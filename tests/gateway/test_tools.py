@@ -35,6 +35,16 @@ CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 PAIRS = [("weather", '{"city": "Paris 😀"}'), ("now", "{}")]
 
 
+def custom(name: str, **grammar: str) -> Any:
+    form = {"format": {"type": "grammar", "grammar": grammar}} if grammar else {}
+    return {"type": "custom", "custom": {"name": name, "description": "Runs it.", **form}}
+
+
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def with_template(model: ServedModel, name: str) -> ServedModel:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     return replace(
@@ -108,6 +118,50 @@ async def test_a_call_that_is_cut_ends_by_length(gateway: GatewayServer):
     choice = (await gateway.chat(tools=[WEATHER])).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"city"')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_within_a_call_is_the_end_that_is_told(gateway: GatewayServer, stream: bool):
+    """A caller that runs calls by the finish reason must not run half a one."""
+    gateway.engine.script = ends(gateway, f"{CALL_NOW}\n{CALL}")
+    for stop, finish, last in (("ris", "stop", '{"city": "Pa'), ("</tool_call>\n<", "tool_calls", "{}")):
+        answer = await gateway.chat(tools=[WEATHER, NOW], stop=[stop], stream=stream)
+        if stream:
+            choices = [chunk["choices"][0] for chunk in events(answer.text)]
+            parts = [part for choice in choices for part in choice["delta"].get("tool_calls", [])]
+            final = choices[-1]
+            calls = ["".join(p["function"]["arguments"] for p in parts if p["index"] == i) for i in (0, 1)]
+        else:
+            final = answer.json()["choices"][0]
+            calls = [call["function"]["arguments"] for call in final["message"]["tool_calls"]]
+        assert (final["finish_reason"], final["stop_reason"]) == (finish, stop)
+        assert [arguments for arguments in calls if arguments][-1] == last
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_input_of_a_custom_tool_is_its_text(gateway: GatewayServer, stream: bool):
+    code = 'print("hé")\n'
+    written = json.dumps({"input": code})
+    gateway.engine.script = ends(gateway, f'<tool_call>\n{{"name": "run", "arguments": {written}}}\n</tool_call>')
+    fields: Any = {"model": MODEL_NAME, "messages": HELLO, "tools": [custom("run"), NOW]}
+    if stream:
+        kinds, calls = set(), []
+        async for chunk in await gateway.openai.chat.completions.create(**fields, stream=True):
+            calls += [call.model_dump(exclude_none=True) for call in chunk.choices[0].delta.tool_calls or []]
+        kinds = {call["type"] for call in calls if "type" in call}
+        assert kinds == {"custom"}
+        assert calls[0]["custom"] == {"name": "run", "input": ""}
+        assert "".join(call["custom"]["input"] for call in calls) == code
+        assert len(calls) > 3
+    else:
+        answer = await gateway.openai.chat.completions.create(**fields)
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert call.type == "custom"
+        assert (call.custom.name, call.custom.input) == ("run", code)
+        said: Any = [*HELLO, answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "hé"}]
+        await gateway.openai.chat.completions.create(**{**fields, "messages": said})
+        asked = gateway.model.tokenizer.decode(gateway.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+        assert f'{{"name": "run", "arguments": {json.dumps({"input": code}, ensure_ascii=False)}}}' in asked
 
 
 async def test_without_parallel_calls_the_first_ends_the_answer(gateway: GatewayServer):
@@ -228,7 +282,12 @@ async def test_marks_that_are_special_tokens_are_read_and_not_shown(served_model
         ({"tools": [NOW], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [NOW, NOW]}, "tools[1].function.name"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [custom("x", syntax="lark", definition="start: /a/")]}, "tools[0].custom.format.grammar.syntax"),
+        ({"tools": [NOW, custom("now")]}, "tools[1].custom.name"),
+        ({"tools": [NOW], "tool_choice": {"type": "custom", "custom": {"name": "now"}}}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": allowed("auto", "weather")}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "x", "parameters": []}}]},

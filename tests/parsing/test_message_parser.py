@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,11 @@ from pageloom.parsing.message_parser import MessageDelta, MessageFormat, Message
 from pageloom.parsing.reasoning import DEEPSEEK_R1, GEMMA_THOUGHT, THINK
 from pageloom.parsing.tool_formats import TOOL_FORMATS
 
-NAMES = frozenset({"weather", "now", "a.b-c"})
+TOOLS: dict[str, dict[str, Any]] = {
+    "weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}}},
+    "now": {},
+    "a.b-c": {},
+}
 PARIS = ("weather", '{"city": "Paris"}')
 NOW = ("now", "{}")
 TRICKY = '{"text": "a } ] </tool_call> \\" {\\n[TOOL_CALLS] \\\\", "n": [1, {"x": null}], "é": "😀"}'
@@ -38,6 +43,36 @@ CASES = [
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '<tool_call>{"arguments": {}}</tool_call>', []),
     ("hermes", "a <tool_cal", "a <tool_cal", []),
     ("hermes", '{"name": "now", "arguments": {}}', '{"name": "now", "arguments": {}}', []),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [PARIS],
+    ),
+    ("qwen3_coder", "Hm. <tool_call><function=now></function></tool_call> Done.", "Hm. Done.", [NOW]),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\na \"b\"\n\n</parameter>\n"
+        "<parameter=days>\n 3 \n</parameter>\n"
+        '<parameter=more>\n{"a": [true]}\n</parameter>\n<parameter=other>\n5</parameter>\n</function>\n</tool_call>',
+        "",
+        [("weather", '{"city": "a \\"b\\"\\n", "days": 3, "more": {"a": [true]}, "other": "5"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=weather><parameter=days>\nthree\n</parameter><parameter=more>None</parameter></function>"
+        "<function=now></function></tool_call>",
+        "",
+        [("weather", '{"days": "three", "more": null}'), NOW],
+    ),
+    # The first tag is left out at times, and the last ones.
+    ("qwen3_coder", "<function=now>\n</function> Done.", " Done.", [NOW]),
+    ("qwen3_coder", "<tool_call><function=weather><parameter=city>Paris</parameter></tool_call>", "", [PARIS]),
+    ("qwen3_coder", "<tool_call><function=weather><parameter=city>Par", "", [("weather", '{"city": "Par')]),
+    ("qwen3_coder", "<tool_call><function=weather><parameter=city>a </parameter <", "",
+        [("weather", '{"city": "a </parameter ')]),
+    ("qwen3_coder", '<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now"}</tool_call>', []),
+    ("qwen3_coder", "Use <function= to call", "Use <function= to call", []),
     ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
     ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now"}', "", [NOW, NOW]),
     ("llama3_json", '[{"name": "now", "parameters": {}}, {"name": "now", "parameters": {}}]', "", [NOW, NOW]),
@@ -93,7 +128,7 @@ CASES = [
 
 def tool_format(name: str, **fields: object) -> MessageFormat:
     hidden = frozenset({"<|python_start|>", "<|python_end|>", "<|python_tag|>", "[TOOL_CALLS]"})
-    return MessageFormat(tools=TOOL_FORMATS[name], tool_names=NAMES, hidden_markers=hidden, **fields)  # type: ignore
+    return MessageFormat(tools=TOOL_FORMATS[name], tool_parameters=TOOLS, hidden_markers=hidden, **fields)  # type: ignore
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
@@ -140,6 +175,34 @@ def test_noise_is_never_lost_or_fatal(name: str):
         assert read(tool_format(name), cut(text, rng)) == whole, text
         if not whole[2] and not tool_format(name).hidden_markers & set(TOOL_FORMATS[name].markers):
             assert whole[0] == text
+
+
+def test_texts_in_tags_stream():
+    parser = MessageParser(tool_format("qwen3_coder"))
+    assert parser.push("<tool_call>\n<function=weather>").tool_calls[0].name == "weather"
+    pieces = ("\n<parameter=city>\nPar", "is\n", "</para", "meter>\n</function>")
+    said = ["".join(delta.arguments for delta in parser.push(piece).tool_calls) for piece in pieces]
+    assert said == ['{"city": "Par', "is", "", '"}']
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "say \\"hi\\"\\n\\u00e9 \\ud83d\\ude00"}', 'say "hi"\né 😀'),
+        ('{"text" : "x"}', "x"),
+        ('{"input": ""}', ""),
+        ("{}", "{}"),
+        ('{"input": 5}', '{"input": 5}'),
+        ('{"input": "\\ud83d, \\x"}', "\\ud83d, \\x"),
+        ('{"' + "k" * 300 + '": "x"}', '{"' + "k" * 300 + '": "x"}'),
+    ],
+)
+def test_the_input_of_a_custom_tool_however_it_is_cut(arguments: str, text: str):
+    written = TOOL_FORMATS["hermes"].write([("now", arguments), ("now", '{"input": "2"}'), PARIS])
+    message_format = tool_format("hermes", custom_tools=frozenset({"now"}))
+    rng = random.Random(arguments)
+    for pieces in ([written], list(written), *(cut(written, rng) for _ in range(20))):
+        assert read(message_format, pieces) == ("", "", [("now", text), ("now", "2"), PARIS])
 
 
 def test_arguments_stream():
@@ -208,6 +271,7 @@ def test_thinking_then_calls():
 @pytest.mark.parametrize(
     "unit",
     [
+        "<tool_call><function=now><parameter=a>b\n</parameter></function></tool_call>",
         '<tool_call>{"name": "now", "arguments": {"a": "b"}}</tool_call>',
         "<tool_call>",
         '<tool_call>{"a":"',
@@ -220,7 +284,7 @@ def test_time_is_linear(unit: str):
     def seconds(repeats: int) -> float:
         pieces = [unit] * repeats
         start = time.process_time()
-        read(tool_format("hermes"), pieces)
+        read(tool_format("qwen3_coder" if "<function" in unit else "hermes"), pieces)
         return time.process_time() - start
 
     seconds(100)

@@ -42,11 +42,13 @@ def write_gguf(
     exceptions: Mapping[str, GGMLQuantizationType] | None = None,
     rope_divisors: list[float] | None = None,
     skip: tuple[str, ...] = (),
+    split_experts: bool = False,
     **metadata: int | float | str,
 ) -> None:
     """Writes `model` to `path`. Matrices are quantized, the `exceptions` in another way, by the last part of their
-    module's name; vectors stay float32, tensors in `skip` are left out. `metadata` adds to the keys that describe the
-    model or replaces them, with __ for dots."""
+    module's name; vectors stay float32, tensors in `skip` are left out. With `split_experts` each expert has tensors
+    of its own, as in old files. `metadata` adds to the keys that describe the model or replaces them, with __ for dots.
+    """
     config = model.config
     keys: dict[str, int | float | str] = {
         "block_count": config.num_hidden_layers,
@@ -70,7 +72,7 @@ def write_gguf(
             writer.add_uint32(key, value)
         else:
             writer.add_float32(key, value)
-    for name, array in _tensors(model).items():
+    for name, array in _tensors(model, split_experts=split_experts).items():
         if name not in skip:
             kind = (exceptions or {}).get(name.split(".")[-2], quantization)
             kind = kind if array.ndim > 1 and "_inp" not in name else GGMLQuantizationType.F32
@@ -97,7 +99,7 @@ def _expert_keys(config: PreTrainedConfig) -> dict[str, int | float | str]:
     return keys
 
 
-def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
+def _tensors(model: PreTrainedModel, *, split_experts: bool) -> dict[str, np.ndarray]:
     config = model.config
     tensors: dict[str, np.ndarray] = {}
     interleaved = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -105,7 +107,7 @@ def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
         array = parameter.detach().float().numpy()
         outer, _, kind = name.rpartition(".")
         if outer.endswith(".experts"):
-            tensors |= _expert_tensors(outer.split(".")[2], kind, array)
+            tensors |= _expert_tensors(outer.split(".")[2], kind, array, split=split_experts)
             continue
         heads = interleaved.get(outer.rpartition(".")[2]) if config.model_type in ("llama", "mixtral") else None
         if heads is not None:
@@ -121,10 +123,15 @@ def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _expert_tensors(layer: str, kind: str, array: np.ndarray) -> dict[str, np.ndarray]:
+def _expert_tensors(layer: str, kind: str, array: np.ndarray, *, split: bool) -> dict[str, np.ndarray]:
     """[experts, rows, columns], gate above up where transformers has them in one."""
-    if kind == "down_proj":
-        return {f"blk.{layer}.ffn_down_exps.weight": array}
-    gate, up = np.split(array, 2, axis=1)
-    names = (f"blk.{layer}.ffn_gate_exps.weight", f"blk.{layer}.ffn_up_exps.weight")
-    return {name: np.ascontiguousarray(half) for name, half in zip(names, (gate, up), strict=True)}
+    halves = (
+        {"down": array} if kind == "down_proj" else dict(zip(("gate", "up"), np.split(array, 2, axis=1), strict=True))
+    )
+    if not split:
+        return {f"blk.{layer}.ffn_{name}_exps.weight": np.ascontiguousarray(half) for name, half in halves.items()}
+    return {
+        f"blk.{layer}.ffn_{name}.{index}.weight": np.ascontiguousarray(expert)
+        for name, half in halves.items()
+        for index, expert in enumerate(half)
+    }

@@ -46,6 +46,19 @@ def test_equals_the_model_it_was_made_of(tmp_path, shape):
     assert outputs == reference_greedy(PROMPTS, 16, reference)
 
 
+def test_old_files_have_tensors_of_each_expert(tmp_path):
+    reference = make_checkpoint(tmp_path / "hf", family="mixtral")
+    write_gguf(tmp_path / "new.gguf", reference)
+    write_gguf(tmp_path / "old.gguf", reference, split_experts=True)
+    old, new = GgufWeights(read_gguf(tmp_path / "old.gguf"), {}), GgufWeights(read_gguf(tmp_path / "new.gguf"), {})
+    assert set(old.names) == set(new.names)
+    for name in old.names:
+        in_old, in_new = torch.full(old.shape(name), torch.nan), torch.full(new.shape(name), torch.nan)
+        old.read(name, in_old)
+        new.read(name, in_new)
+        assert torch.equal(in_old, in_new)
+
+
 def test_llama3_frequencies_come_as_a_tensor(tmp_path):
     rope = {
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

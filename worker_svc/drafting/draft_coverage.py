@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pageloom.plan import Admission
 from worker_svc.slots import Runs, SlotTable
 
 _UNKNOWN = -1
@@ -18,13 +19,15 @@ class DraftCoverage:
     def __init__(self, *, max_num_seqs: int, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._of_block = np.zeros(num_blocks, np.int64)
-        # Of each slot: its leading tokens that are computed. It is found out when it is first asked for, after block
-        # copies.
+        # Of each slot: its leading tokens that are computed. It is found out when it is first asked for.
         self._of_slot = np.full(max_num_seqs, _UNKNOWN, np.int64)
 
-    def forget(self, slot: int) -> None:
+    def bind(self, admission: Admission) -> None:
         """The slot is bound anew."""
-        self._of_slot[slot] = _UNKNOWN
+        self._of_slot[admission.slot] = _UNKNOWN
+        if admission.num_computed_tokens % self._block_size:
+            # A copy of a block of which this knows nothing.
+            self._of_block[admission.block_ids[admission.num_computed_tokens // self._block_size]] = 0
 
     def starts(self, slots: NDArray[np.int64], table: SlotTable) -> NDArray[np.int64]:
         """[slots] the first token of each that is not computed; at most the last one known."""

@@ -11,14 +11,19 @@ from numpy.typing import NDArray
 
 from worker_svc.drafting.step_costs import StepCosts
 
-# What the first drafts of an output are given credit for.
-_FIRST_ACCEPTANCE = 0.8
+# What the first drafts of all are given credit for; those of later outputs get what the earlier ones earned.
+_FIRST_ACCEPTANCE = 0.7
 # Hardly any are better. A batch in which such would not pay needs no drafts.
 _BEST_ACCEPTANCE = 0.98
 # Of the newest draft, in the average over a slot's drafts; and of the credit, in each step without any: an output that
 # begins to repeat itself gets another try after a while.
-_WEIGHT = 0.15
+_WEIGHT = 0.2
 _RECOVERY = 0.01
+# Of one draft, in the credit of outputs to come; and of one step in how its time compares with what was measured. A
+# step that took far longer was held up by something else.
+_SLOW_WEIGHT = 0.02
+_STEP_WEIGHT = 0.1
+_LONGEST_STEP = 3.0
 
 
 class DraftLengths:
@@ -28,21 +33,29 @@ class DraftLengths:
         self._costs = costs
         self._ranks = np.arange(1, max_num_draft_tokens + 1)
         self.acceptance = np.full(max_num_seqs, _FIRST_ACCEPTANCE)
+        self._credit = _FIRST_ACCEPTANCE
         # Seconds that guessing one token more takes, of a drafter that works token by token.
         self._guess_s = 0.0
+        # How long steps without and with drafts take, as multiples of the costs: the sampler is not in those.
+        self._plain_ratio = self._drafted_ratio = 1.0
 
     def bind(self, slot: int) -> None:
-        self.acceptance[slot] = _FIRST_ACCEPTANCE
+        self.acceptance[slot] = self._credit
 
     def useful(self, acceptance: NDArray[np.float64], num_draws: int, num_rows: int) -> NDArray[np.int64]:
         """How many drafts are best for a slot of each `acceptance` [slots], if no other of the `num_draws` slots in a
         step of `num_rows` rows had any."""
         num_gained = np.cumsum(acceptance[:, None] ** self._ranks, axis=1)
-        seconds = self._costs.seconds(num_rows + self._ranks) + self._guess_s * self._ranks
+        seconds = self._seconds(num_rows, self._ranks) + self._guess_s * self._ranks
         rates = (num_draws + num_gained) / seconds  # [slots, ranks]
         best = rates.argmax(axis=1)
-        pays = rates[np.arange(len(acceptance)), best] > num_draws / self._costs.seconds(np.array(num_rows))
+        pays = rates[np.arange(len(acceptance)), best] > num_draws / self._seconds(num_rows, np.array(0))
         return np.where(pays, best + 1, 0)
+
+    def undrafted_part(self, num_rows: int, num_drafts: int) -> float:
+        """What a step takes without drafts, as a part of what it takes with them."""
+        without, within = self._seconds(num_rows, np.array([0, num_drafts]))
+        return float(without / within)
 
     def most_useful(self, num_draws: int, num_rows: int) -> int:
         """Drafts beyond these are worth nothing in such a step, however good they are."""
@@ -57,7 +70,7 @@ class DraftLengths:
         order = np.argsort(-gains, axis=None, kind="stable")
         num_drafts = np.arange(len(order) + 1)
         num_tokens = num_draws + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
-        best = int((num_tokens / self._costs.seconds(num_rows + num_drafts)).argmax())
+        best = int((num_tokens / self._seconds(num_rows, num_drafts)).argmax())
         # Of a slot the earlier drafts gain more, so each slot's chosen ones are its first.
         return np.bincount(order[:best] // len(self._ranks), minlength=len(slots))
 
@@ -68,7 +81,29 @@ class DraftLengths:
         after = np.where(num_accepted < num_drafts, after * (1 - _WEIGHT), after)
         rested = acceptance + _RECOVERY * np.maximum(0.0, _FIRST_ACCEPTANCE - acceptance)
         self.acceptance[slots] = np.where(num_drafts > 0, after, rested)
+        num_wrong = np.count_nonzero(num_accepted < num_drafts)
+        self._credit = 1 - (1 - self._credit) * (1 - _SLOW_WEIGHT) ** int(num_accepted.sum())
+        self._credit *= (1 - _SLOW_WEIGHT) ** num_wrong
 
     def record_guess(self, seconds: float, most_tokens: int) -> None:
         """How long guessing took, of at most so many tokens for a slot."""
         self._guess_s += _WEIGHT * (seconds / most_tokens - self._guess_s)
+
+    def record_step(self, seconds: float, num_rows: int, num_drafts: int) -> None:
+        """How long a step of `num_rows` rows that draw, and drafts besides, took without the guessing."""
+        ratio = seconds / float(self._costs.seconds(np.array(num_rows + num_drafts)))
+        if num_drafts:
+            ratio = min(ratio, _LONGEST_STEP * self._drafted_ratio)
+            self._drafted_ratio += _STEP_WEIGHT * (ratio - self._drafted_ratio)
+        else:
+            ratio = min(ratio, _LONGEST_STEP * self._plain_ratio)
+            self._plain_ratio += _STEP_WEIGHT * (ratio - self._plain_ratio)
+            # Of steps with drafts nothing is learned meanwhile, and they might be as good as any by now.
+            self._drafted_ratio += _RECOVERY * (self._plain_ratio - self._drafted_ratio)
+            self._guess_s -= _RECOVERY * self._guess_s
+
+    def _seconds(self, num_rows: int, num_drafts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What a step of `num_rows` takes with each of `num_drafts`."""
+        ratio = np.where(num_drafts > 0, self._drafted_ratio, self._plain_ratio)
+        seconds: NDArray[np.float64] = self._costs.seconds(num_rows + num_drafts) * ratio
+        return seconds

@@ -58,7 +58,7 @@ class ModelDrafter:
 
     def bind(self, admission: Admission) -> None:
         if self._coverage is not None:
-            self._coverage.forget(admission.slot)
+            self._coverage.bind(admission)
 
     def release(self, slots: tuple[int, ...]) -> None:
         pass

@@ -51,28 +51,22 @@ class NgramDrafter:
 
 
 def continuation(token_ids: NDArray[np.int32], limit: int, min_len: int, max_len: int) -> NDArray[np.int32]:
-    """At most `limit` tokens that followed the last ones of `token_ids` [tokens] earlier; none without a match.
+    """At most `limit` tokens that followed the last ones of `token_ids` [tokens] earlier; none without a match, and no
+    more than its tokens after one of fewer than `max_len`: a short match is easily a chance.
 
-    A match that reaches into the tokens it is looked for with repeats: what follows it goes round.
+    Where what followed reaches the end it goes round: the text is periodic.
     """
-    num_tokens = len(token_ids)
-    # Of each match so far, the index of its last token.
-    ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])
-    for length in range(2, max_len + 1):
-        if length > min_len and len(ends) == 1:
-            break
-        longer = ends[ends >= length - 1]
-        longer = (
-            longer[token_ids[longer - (length - 1)] == token_ids[num_tokens - length]]
-            if length <= num_tokens
-            else ends[:0]
-        )
+    last = len(token_ids) - 1
+    # The last tokens of the longest matches so far, which have `length` tokens.
+    ends, length = np.flatnonzero(token_ids[:last] == token_ids[last]), 1
+    while len(ends) and length < max_len:
+        longer = ends[ends >= length]
+        longer = longer[token_ids[longer - length] == token_ids[last - length]]
         if not len(longer):
-            if length <= min_len:
-                return token_ids[:0]
             break
-        ends = longer
-    if not len(ends):
+        ends, length = longer, length + 1
+    if not len(ends) or length < min_len:
         return token_ids[:0]
     start = int(ends[-1]) + 1
-    return token_ids[start + np.arange(limit) % (num_tokens - start)]
+    num_drafts = limit if length == max_len else min(limit, length)
+    return token_ids[start + np.arange(num_drafts) % (last + 1 - start)]

@@ -35,8 +35,9 @@ class Speculation:
     def __init__(self, drafter: Drafter, costs: StepCosts, *, max_num_seqs: int, max_num_draft_tokens: int) -> None:
         self.tap_layers = drafter.tap_layers
         self._drafter = drafter
-        self._costs = costs
         self._lengths = DraftLengths(costs, max_num_seqs=max_num_seqs, max_num_draft_tokens=max_num_draft_tokens)
+        # Of the step at hand: when its guesses were made.
+        self._started_s = 0.0
 
     def release(self, slots: tuple[int, ...]) -> None:
         """Before the slot table forgets them."""
@@ -49,6 +50,27 @@ class Speculation:
 
     def with_drafts(self, runs: Runs, table: SlotTable, sampler: Sampler) -> Runs:
         """The runs, those that continue with drafts to verify as far as there are any that pay."""
+        with_drafts = self._add_drafts(runs, table, sampler)
+        self._started_s = time.perf_counter()
+        return with_drafts
+
+    def observe(self, step: TargetStep, draws: Draws, table: SlotTable) -> DraftReport:
+        """After the step, with `table` at its end."""
+        runs, seconds = step.runs, time.perf_counter() - self._started_s
+        self._drafter.observe(step, table)
+        self._lengths.record(draws.slots, draws.num_drafts, draws.counts - 1)
+        num_draws, num_drafts = int(np.count_nonzero(runs.draws)), int(runs.num_drafts.sum())
+        num_rows = int(runs.lens.sum()) - num_drafts
+        if num_rows == num_draws:
+            # Prompts go another way through the model.
+            self._lengths.record_step(seconds, num_rows, num_drafts)
+        undrafted_part = 0.0
+        if num_drafts and len(draws.slots):
+            undrafted_part = self._lengths.undrafted_part(num_rows, num_drafts) * float(draws.counts.mean())
+        limit = self._lengths.most_useful(num_draws, num_rows) if num_draws else None
+        return DraftReport(num_drafts=num_drafts, limit=limit, undrafted_part=undrafted_part)
+
+    def _add_drafts(self, runs: Runs, table: SlotTable, sampler: Sampler) -> Runs:
         limits = table.num_possible_drafts(runs)
         if not limits.any():
             return runs
@@ -70,20 +92,6 @@ class Speculation:
         within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.lens) - drafts.lens, drafts.lens)
         kept = within < np.repeat(lens, drafts.lens)
         return table.add_drafts(runs, num_drafts, drafts.token_ids[kept])
-
-    def observe(self, step: TargetStep, draws: Draws, table: SlotTable) -> DraftReport:
-        """After the step, with `table` at its end."""
-        runs = step.runs
-        self._drafter.observe(step, table)
-        self._lengths.record(draws.slots, draws.num_drafts, draws.counts - 1)
-        num_draws, num_drafts = int(np.count_nonzero(runs.draws)), int(runs.num_drafts.sum())
-        num_rows = int(runs.lens.sum())
-        undrafted_part = 0.0
-        if num_drafts and len(draws.slots):
-            plain_s, drafted_s = self._costs.seconds(np.array([num_rows - num_drafts, num_rows])).tolist()
-            undrafted_part = plain_s / drafted_s * float(draws.counts.mean())
-        limit = self._lengths.most_useful(num_draws, num_rows - num_drafts) if num_draws else None
-        return DraftReport(num_drafts=num_drafts, limit=limit, undrafted_part=undrafted_part)
 
     def _guess(self, requests: DraftRequests, table: SlotTable) -> Drafts:
         started_s = time.perf_counter()

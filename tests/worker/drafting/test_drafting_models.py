@@ -17,9 +17,7 @@ from tests.support.plan_driver import PlanDriver
 from tests.support.reference_model import reference_greedy
 from tests.support.tiny_checkpoints import make_checkpoint
 from tests.support.tiny_eagle3 import make_eagle3, reference_guesses
-from worker_svc import runner as runner_module
 from worker_svc.drafting.drafter import Drafter, DraftRequests, Drafts
-from worker_svc.drafting.step_costs import StepCosts
 from worker_svc.runner import ModelRunner, load_runner
 from worker_svc.slots import SlotTable
 
@@ -63,10 +61,8 @@ class Watched:
 
 
 @pytest.fixture
-def load(folder, target, monkeypatch):
-    """A runner in float32 that runs every guess: beside a step that takes hours it costs nothing."""
-    costs = StepCosts(np.array([1]), np.array([1e4]))
-    monkeypatch.setattr(runner_module, "measure_step_costs", lambda _run, _most_rows: costs)
+def load(folder, target, free_drafts):
+    """A runner in float32 that runs every guess."""
 
     def load(speculative_model: str, **settings) -> tuple[ModelRunner, Watched]:
         config = WorkerConfig(
@@ -91,10 +87,18 @@ def generate(runner: ModelRunner, prompts: Sequence[Sequence[int]], **settings) 
 epochs = itertools.count(1)
 
 
-def test_a_model_that_guesses_for_itself_is_always_right(load, folder, target, prompts):
-    """Its keys and values must be those of the known tokens at every guess."""
+def test_a_model_that_guesses_for_itself_is_always_right(load, folder, target, prompts, monkeypatch):
+    """Its keys and values must be those of the known tokens at every guess, and it computes no token twice."""
     runner, watched = load(str(folder))
+    forward, num_computed = watched._model.forward, []
+
+    def counting(token_ids, *args):
+        num_computed.append(len(token_ids))
+        return forward(token_ids, *args)
+
+    monkeypatch.setattr(watched._model, "forward", counting)
     outputs, num_accepted = generate(runner, prompts)
+    assert sum(num_computed) <= sum(len(prompt) + LENGTH for prompt in prompts)
     assert outputs == reference_greedy(prompts, LENGTH, target)
     expected = {tuple(prompt): output for prompt, output in zip(prompts, outputs, strict=True)}
     for known, guess in watched.guesses:
@@ -161,3 +165,18 @@ def test_sampled_answers_stay_the_same(load, prompts, draft, tmp_path):
     outputs, _ = generate(runner, prompts, sampling=sampling)
     assert watched.guesses
     assert outputs == PlanDriver(runner, epoch=next(epochs)).generate(prompts, LENGTH, sampling)
+
+
+@pytest.mark.parametrize("draft", ["layers:2", "other", "eagle3"])
+def test_in_the_library_of_cpu_kernels(load, prompts, draft, tmp_path):
+    """It is batch-invariant, so that answers in bfloat16 are the same to the last token too."""
+    if draft == "other":
+        make_checkpoint(tmp_path, num_hidden_layers=1)
+    elif draft == "eagle3":
+        make_eagle3(tmp_path, eagle_aux_hidden_state_layer_ids=[0, 1, 3])
+    name = draft if draft.startswith("layers") else str(tmp_path)
+    runner, watched = load(name, dtype="bfloat16", block_size=32)
+    assert "C++" in runner.kernels
+    outputs, _ = generate(runner, prompts)
+    assert len(watched.guesses) > 100
+    assert outputs == PlanDriver(runner, epoch=next(epochs)).generate(prompts, LENGTH)

@@ -1,0 +1,43 @@
+"""Metrics without locks show what the library's own would."""
+
+import random
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
+
+BUCKETS = (0, 0.5, 1, 2.5, 1024)
+
+
+def shown(registry: CollectorRegistry) -> list[str]:
+    """When a metric was made is of no use to anybody, and not told without locks."""
+    return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+
+
+def test_as_the_library_without_labels():
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    histograms = (
+        Histogram("wait_seconds", "Waits.", buckets=BUCKETS, registry=theirs),
+        UnlockedHistogram("wait_seconds", "Waits.", buckets=BUCKETS, registry=ours),
+    )
+    counters = Counter("tokens", "Tokens.", registry=theirs), UnlockedCounter("tokens", "Tokens.", registry=ours)
+    assert shown(ours) == shown(theirs)
+    rng = random.Random(0)
+    for value in [*BUCKETS, -1.0, 5000.0, *(rng.uniform(0, 4) for _ in range(100))]:
+        for histogram in histograms:
+            histogram.observe(value)
+        for counter in counters:
+            counter.inc(abs(value))
+    assert shown(ours) == shown(theirs)
+
+
+def test_as_the_library_with_labels():
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    histogram = Histogram("wait_seconds", "Waits.", ("model", "kind"), buckets=BUCKETS, registry=theirs)
+    labels = {"model": 'a "b"', "kind": "c"}
+    for one in (
+        histogram.labels(**labels),
+        UnlockedHistogram("wait_seconds", "Waits.", buckets=BUCKETS, registry=ours, labels=labels),
+    ):
+        one.observe(1)
+    assert shown(ours) == shown(theirs)
