@@ -22,6 +22,7 @@ from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms
+from gateway.responses.shared_store import SharedResponseStore
 from gateway.responses.store import ResponseStore
 from gateway.served_model import ServedModel
 from pageloom.client import EngineClient
@@ -47,7 +48,7 @@ class Gateway:
     metrics: GatewayMetrics
     grammar_compiler: GrammarCompiler
     threads: Executor
-    responses: ResponseStore
+    responses: ResponseStore | SharedResponseStore
     background: BackgroundTasks
     batches: BatchService
 
@@ -88,8 +89,9 @@ async def at_engine(
     record = record_of(scope)
     record.answer_id, record.observer = answer_id, observer
     try:
-        async with gateway.lifecycle.running(receive):
-            yield
+        with gateway.metrics.generations_running.track_inprogress():
+            async with gateway.lifecycle.running(receive):
+                yield
     except BaseException as error:
         observer.on_end(error)
         raise

@@ -48,6 +48,8 @@ class EngineOptions(TypedDict, total=False):
     placement: str
     priority_ageing: float
     step_timeout: float
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
     data_parallel_size: int
     record: str | None
     log_level: str

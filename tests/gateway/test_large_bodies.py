@@ -98,7 +98,8 @@ async def test_twice_as_much_takes_twice_the_work(served_model: ServedModel, nam
         kind, fields = LISTS[name](num_items)
         body = json.dumps({"model": MODEL_NAME, **fields}).encode()
         prepare(served_model, kind, body)
-        counts.append(lines_run(partial(prepare, served_model, kind, body)))
+        # The smaller of two, for objects of other tests may be cleared away meanwhile.
+        counts.append(min(lines_run(partial(prepare, served_model, kind, body)) for _ in range(2)))
     assert counts[1] < 2.1 * counts[0], counts
 
 
