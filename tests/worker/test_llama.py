@@ -41,7 +41,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral": {"family": "mixtral"},
     "mixtral, experts fused": {"family": "mixtral", "save_original_format": False},
     "qwen2_moe": {"family": "qwen2_moe"},
-    "qwen2_moe without biases": {"family": "qwen2_moe", "qkv_bias": False, "norm_topk_prob": True},
     "qwen3_moe": {"family": "qwen3_moe"},
     "qwen3_moe, experts fused, sharded": {
         "family": "qwen3_moe",
@@ -50,7 +49,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
     },
     "every second layer with experts": {"family": "qwen3_moe", "decoder_sparse_step": 2},
-    "some layers without experts": {"family": "qwen2_moe", "mlp_only_layers": [0, 2]},
+    "qwen2_moe without biases, some layers without experts": {
+        "family": "qwen2_moe",
+        "qkv_bias": False,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0, 2],
+    },
 }
 
 
