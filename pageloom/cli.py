@@ -15,10 +15,12 @@ from pageloom import options as opt
 from pageloom.batch_options import takes_batch_options
 from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
+from pageloom.form_limits import FormLimits
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
 from pageloom.option_names import settings_of
 from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.request_limits import RequestLimits
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
 from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
@@ -60,7 +62,7 @@ def root(
 
 
 @app.command()
-@opt.takes_request_limits
+@opt.takes_limits(RequestLimits, FormLimits)
 @takes_batch_options
 def serve(
     context: typer.Context,
@@ -174,7 +176,7 @@ def worker(
 
 
 @app.command()
-@opt.takes_request_limits
+@opt.takes_limits(RequestLimits, FormLimits)
 @takes_batch_options
 def gateway(
     context: typer.Context,
@@ -318,7 +320,8 @@ def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
         params,
         served_model_names=_names(params),
         allowed_origins=tuple(params["allowed_origins"] or ()),
-        limits=opt.request_limits(params),
+        limits=opt.limits_of(RequestLimits, params),
+        form_limits=opt.limits_of(FormLimits, params),
     )
 
 

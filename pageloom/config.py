@@ -14,6 +14,7 @@ from enum import Enum, StrEnum
 from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
 
@@ -131,6 +132,7 @@ class GatewayConfig(ServiceConfig):
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)
+    form_limits: FormLimits = DEFAULT_FORM_LIMITS
     shares_port: bool = False
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
@@ -151,7 +153,8 @@ class GatewayConfig(ServiceConfig):
     @classmethod
     def from_json(cls, text: str) -> Self:
         values = _with_tuples(json.loads(text))
-        return cls(**{**values, "limits": RequestLimits(**values["limits"])})
+        limits, form_limits = RequestLimits(**values["limits"]), FormLimits(**values["form_limits"])
+        return cls(**{**values, "limits": limits, "form_limits": form_limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

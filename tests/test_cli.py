@@ -14,6 +14,7 @@ from pageloom.cli import app
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.options import parse_size
+from pageloom.form_limits import FormLimits
 from pageloom.request_limits import RequestLimits
 
 ROOT = Path(__file__).parent.parent
@@ -146,9 +147,10 @@ def test_the_gateways_settings_reach_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.execve", lambda _path, arguments, _environment: settings.append(arguments[-1]))
     monkeypatch.setenv("PAGELOOM_MAX_PROMPTS", "7")
     monkeypatch.setenv("PAGELOOM_ALLOWED_ORIGINS", "https://a.example https://b.example:8443")
-    run(app, ["gateway", "--max-stop-strings", "4", "--generation-config", "vllm"])
+    run(app, ["gateway", "--max-stop-strings", "4", "--generation-config", "vllm", "--max-choice-texts", "9"])
     gateway = GatewayConfig.from_json(settings[0])
     assert gateway.limits == RequestLimits(max_prompts=7, max_stop_strings=4)
+    assert gateway.form_limits == FormLimits(max_choice_texts=9)
     assert gateway.allowed_origins == ("https://a.example", "https://b.example:8443")
     assert gateway.generation_config == "vllm"
 

@@ -11,6 +11,7 @@ from typing import Any
 from pageloom.chats.schemas import Tool
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import JsonStyle
 from pageloom.grammars.lark_text import lark_literals, lark_string
 from pageloom.parsing.reasoning import ReasoningFormat
 from pageloom.parsing.tool_formats import ToolFormat
@@ -23,10 +24,11 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTool:
-    """A tool and the field of the request that it stands in."""
+    """A tool, the field of the request that it stands in, and how its arguments are written."""
 
     field: str
     tool: Tool
+    style: JsonStyle
 
     @property
     def arguments(self) -> str:
@@ -38,11 +40,11 @@ class OfferedTool:
         if schema.get("type", "object") != "object":
             raise InvalidRequest(f"{param} must be the schema of an object", param=param)
         try:
-            return grammars.inline_json_schema({**schema, "type": "object"}, param=param)
+            return grammars.inline_json_schema({**schema, "type": "object"}, param=param, style=self.style)
         except InvalidRequest:
             if function.strict:
                 raise
-            return grammars.inline_json_schema({"type": "object"}, param=param)
+            return grammars.inline_json_schema({"type": "object"}, param=param, style=self.style)
 
 
 class AnswerGrammar:

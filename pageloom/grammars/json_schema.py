@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import orjson
 
 from pageloom.errors import InvalidRequest
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.grammars.disjoint_schemas import MAX_PAIRED, first_overlap
 from pageloom.grammars.endless_schemas import endless_definitions
 from pageloom.grammars.schema_keywords import (
@@ -26,11 +27,6 @@ from pageloom.grammars.schema_keywords import (
     UNSUPPORTED,
 )
 
-MAX_SCHEMA_DEPTH = 32
-MAX_SCHEMA_NODES = 10_000
-MAX_ENUM_VALUES = 1000
-MAX_ENUM_BYTES = 64 * 1024
-MAX_PATTERN_CHARS = 4096
 # Alternatives of oneOf that are compared with each other, each with at most MAX_PAIRED of its own.
 MAX_PAIRS = 10_000
 
@@ -39,13 +35,15 @@ Schema = dict[str, Any] | bool
 Handler = Callable[["_Walk", Any, str, int], object]
 
 
-def normalize_schema(schema: object, *, param: str, closed_objects: bool = False) -> Schema:
+def normalize_schema(
+    schema: object, *, param: str, closed_objects: bool = False, limits: FormLimits = DEFAULT_FORM_LIMITS
+) -> Schema:
     """The schema in the form that the grammar compiler gets. `closed_objects` forbids properties that are not
     listed wherever the schema does not say.
 
     Raises InvalidRequest, with `param` as its field and the JSON pointer of what is wrong in the message.
     """
-    walk = _Walk(schema, param, closed_objects)
+    walk = _Walk(schema, param, closed_objects, limits)
     root = walk.schema(schema, "", 1)
     definitions = walk.definitions()
     walk.settle_one_of(definitions)
@@ -59,10 +57,11 @@ class _Walk:
     """One schema document on its way. `_owner` is the definition that is being walked, and `_in_place` what it
     refers to without consuming a character, which must not lead back to it."""
 
-    def __init__(self, document: object, param: str, closed_objects: bool) -> None:
+    def __init__(self, document: object, param: str, closed_objects: bool, limits: FormLimits) -> None:
         self._document = document
         self._param = param
         self._closed_objects = closed_objects
+        self._limits = limits
         self._num_nodes = 0
         self._num_enum_values = 0
         self._num_enum_bytes = 0
@@ -112,10 +111,10 @@ class _Walk:
 
     def schema(self, schema: object, pointer: str, depth: int) -> Schema:
         self._num_nodes += 1
-        if self._num_nodes > MAX_SCHEMA_NODES:
-            raise self.refuse(pointer, f"the schema has more than {MAX_SCHEMA_NODES} subschemas")
-        if depth > MAX_SCHEMA_DEPTH:
-            raise self.refuse(pointer, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        if self._num_nodes > (most := self._limits.max_subschemas):
+            raise self.refuse(pointer, f"the schema has more than {most} subschemas")
+        if depth > (deepest := self._limits.max_schema_depth):
+            raise self.refuse(pointer, f"the schema is nested deeper than {deepest} levels")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -232,14 +231,14 @@ class _Walk:
 
     def _count_values(self, values: list[Any], pointer: str) -> None:
         self._num_enum_values += len(values)
-        if self._num_enum_values > MAX_ENUM_VALUES:
-            raise self.refuse(pointer, f"the schema has more than {MAX_ENUM_VALUES} values in enum and const")
+        if self._num_enum_values > (most := self._limits.max_enum_values):
+            raise self.refuse(pointer, f"the schema has more than {most} values in enum and const")
         try:
             self._num_enum_bytes += len(orjson.dumps(values))
         except orjson.JSONEncodeError:
             raise self.refuse(pointer, "a value is nested too deep") from None
-        if self._num_enum_bytes > MAX_ENUM_BYTES:
-            raise self.refuse(pointer, f"the values in enum and const take more than {MAX_ENUM_BYTES} bytes")
+        if self._num_enum_bytes > (most := self._limits.max_enum_bytes):
+            raise self.refuse(pointer, f"the values in enum and const take more than {most} bytes")
 
     def number(self, value: object, pointer: str, _depth: int) -> int | float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -262,8 +261,8 @@ class _Walk:
     def pattern(self, value: object, pointer: str, _depth: int) -> str:
         if not isinstance(value, str):
             raise self.refuse(pointer, "it must be a regular expression as a string")
-        if len(value) > MAX_PATTERN_CHARS:
-            raise self.refuse(pointer, f"the pattern is longer than {MAX_PATTERN_CHARS} characters")
+        if len(value) > (longest := self._limits.max_pattern_chars):
+            raise self.refuse(pointer, f"the pattern is longer than {longest} characters")
         return value
 
     def format(self, value: object, pointer: str, _depth: int) -> object:
