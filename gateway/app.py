@@ -81,7 +81,12 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         engine=EngineState(client, model.tokenizer.vocab_size),
         lifecycle=lifecycle,
         metrics=metrics,
-        grammar_compiler=GrammarCompiler(model.tokenizer, on_refusal=metrics.grammars_refused.inc),
+        grammar_compiler=GrammarCompiler(
+            model.tokenizer,
+            form_limits=config.form_limits,
+            grammar_limits=config.grammar_limits,
+            on_refusal=metrics.grammars_refused.inc,
+        ),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
         responses=ResponseStore(
             max_responses=config.max_stored_responses,

@@ -16,6 +16,7 @@ from pageloom.batch_options import takes_batch_options
 from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
 from pageloom.form_limits import FormLimits
+from pageloom.grammar_limits import GrammarLimits
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
 from pageloom.option_names import settings_of
@@ -62,7 +63,7 @@ def root(
 
 
 @app.command()
-@opt.takes_limits(RequestLimits, FormLimits)
+@opt.takes_limits(RequestLimits, FormLimits, GrammarLimits)
 @takes_batch_options
 def serve(
     context: typer.Context,
@@ -143,6 +144,7 @@ def scheduler(
 
 
 @app.command()
+@opt.takes_limits(GrammarLimits)
 def worker(
     context: typer.Context,
     model: opt.Model = "",
@@ -172,11 +174,12 @@ def worker(
     """Run one worker, which loads MODEL and attaches to a scheduler."""
     # Unique at the scheduler, wherever its workers run; in a container the host name is the container's.
     worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
-    _become("worker_svc", settings_of(WorkerConfig, context.params, worker_id=worker_id))
+    limits = opt.limits_of(GrammarLimits, context.params)
+    _become("worker_svc", settings_of(WorkerConfig, context.params, worker_id=worker_id, grammar_limits=limits))
 
 
 @app.command()
-@opt.takes_limits(RequestLimits, FormLimits)
+@opt.takes_limits(RequestLimits, FormLimits, GrammarLimits)
 @takes_batch_options
 def gateway(
     context: typer.Context,
@@ -307,7 +310,12 @@ def _stack_config(params: Mapping[str, Any]) -> StackConfig:
     )
     return StackConfig(
         scheduler=scheduler_config,
-        worker=settings_of(WorkerConfig, params, metrics_port=params["worker_metrics_port"]),
+        worker=settings_of(
+            WorkerConfig,
+            params,
+            metrics_port=params["worker_metrics_port"],
+            grammar_limits=opt.limits_of(GrammarLimits, params),
+        ),
         gateway=_gateway_config(params),
         num_workers=params["data_parallel_size"],
         num_gateways=params["api_server_count"],
@@ -322,6 +330,7 @@ def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
         allowed_origins=tuple(params["allowed_origins"] or ()),
         limits=opt.limits_of(RequestLimits, params),
         form_limits=opt.limits_of(FormLimits, params),
+        grammar_limits=opt.limits_of(GrammarLimits, params),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
 from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
+from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS, GrammarLimits
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
 
@@ -133,6 +134,7 @@ class GatewayConfig(ServiceConfig):
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)
     form_limits: FormLimits = DEFAULT_FORM_LIMITS
+    grammar_limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS
     shares_port: bool = False
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
@@ -153,8 +155,12 @@ class GatewayConfig(ServiceConfig):
     @classmethod
     def from_json(cls, text: str) -> Self:
         values = _with_tuples(json.loads(text))
-        limits, form_limits = RequestLimits(**values["limits"]), FormLimits(**values["form_limits"])
-        return cls(**{**values, "limits": limits, "form_limits": form_limits})
+        limits = {
+            "limits": RequestLimits(**values["limits"]),
+            "form_limits": FormLimits(**values["form_limits"]),
+            "grammar_limits": GrammarLimits(**values["grammar_limits"]),
+        }
+        return cls(**{**values, **limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +229,7 @@ class WorkerConfig(ServiceConfig):
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
     grammar_cache_bytes: int = DEFAULT_GRAMMAR_CACHE_BYTES
+    grammar_limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
     def __post_init__(self) -> None:
@@ -242,6 +249,11 @@ class WorkerConfig(ServiceConfig):
             value = getattr(self, name)
             if value is not None:
                 _require_at_least(name, value, 1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = _with_tuples(json.loads(text))
+        return cls(**{**values, "grammar_limits": GrammarLimits(**values["grammar_limits"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,12 @@ class FormLimits:
     max_grammar_rules: int = limit(5000, "Most rules of a grammar in llama.cpp's notation.", high=100_000)
     max_structural_tags: int = limit(128, "Most structures, and most triggers, of a structural tag.", high=100_000)
     max_tag_parts: int = limit(1000, "Most parts of a tree of structural tags.", high=100_000)
+    # A client has its refusal within 5 s.
+    max_grammar_compile_s: int = limit(4, "Most seconds that compiling a grammar may take.", high=600)
+    # Above what the process has once the vocabulary is loaded.
+    max_grammar_compile_bytes: int = limit(
+        1 << 30, "Most memory that it may take, in bytes.", low=32 << 20, high=1 << 40
+    )
 
     def __post_init__(self) -> None:
         require_accepted(self)

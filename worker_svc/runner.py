@@ -65,6 +65,7 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
             eos_token_ids=eos_token_ids,
             num_threads=num_threads,
             cache_bytes=config.grammar_cache_bytes,
+            limits=config.grammar_limits,
         )
         model, weights_bytes = load_model(
             checkpoint,
