@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pageloom.chats.schemas import ChatOptions, NamedToolChoice, Tool
@@ -64,8 +64,10 @@ def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: s
     reasoning = model.reasoning_format
     form = AnswerGrammar(model.tokenizer.special_ids_by_text, reasoning, thinks=_is_open(body, model, prompt))
     style = JsonStyle(limits=model.form_limits)
+    # A function has no parameters but those that it lists, and small models make some up.
+    of_arguments = replace(style, closed_objects=True)
     tools = [
-        OfferedTool(field=f"tools[{use.offered.index(tool)}]", tool=tool, style=style)
+        OfferedTool(field=f"tools[{use.offered.index(tool)}]", tool=tool, style=of_arguments)
         for tool in use.required or use.offered
     ]
     if use.required:

@@ -39,13 +39,15 @@ def normalize_schema(
     schema: object, *, param: str, closed_objects: bool = False, limits: FormLimits = DEFAULT_FORM_LIMITS
 ) -> Schema:
     """The schema in the form that the grammar compiler gets. `closed_objects` forbids properties that are not
-    listed wherever the schema does not say.
+    listed wherever the schema does not say, unless other subschemas hold for the same object: they may list some.
 
     Raises InvalidRequest, with `param` as its field and the JSON pointer of what is wrong in the message.
     """
-    walk = _Walk(schema, param, closed_objects, limits)
+    walk = _Walk(schema, param, limits)
     root = walk.schema(schema, "", 1)
     definitions = walk.definitions()
+    if closed_objects:
+        walk.close_objects()
     walk.settle_one_of(definitions)
     walk.refuse_endless(definitions)
     if not definitions or isinstance(root, bool):
@@ -57,10 +59,9 @@ class _Walk:
     """One schema document on its way. `_owner` is the definition that is being walked, and `_in_place` what it
     refers to without consuming a character, which must not lead back to it."""
 
-    def __init__(self, document: object, param: str, closed_objects: bool, limits: FormLimits) -> None:
+    def __init__(self, document: object, param: str, limits: FormLimits) -> None:
         self._document = document
         self._param = param
-        self._closed_objects = closed_objects
         self._limits = limits
         self._num_nodes = 0
         self._num_enum_values = 0
@@ -71,6 +72,11 @@ class _Walk:
         self._owner = ""
         self._at_top = True
         self._in_place: dict[str, dict[str, str]] = {}
+        # Whether something else holds for the object that is being walked, and definitions of which that is true.
+        self._in_company = False
+        self._company: set[str] = set()
+        # Objects that list their properties, with the definition if it is what they are.
+        self._listing: list[tuple[dict[str, Any], str]] = []
         self._with_one_of: list[tuple[dict[str, Any], str]] = []
         dialect = document.get("$schema") if isinstance(document, dict) else None
         self._old_references = isinstance(dialect, str) and dialect.rstrip("#") in OLD_REFERENCE_DIALECTS
@@ -88,6 +94,18 @@ class _Walk:
             done[name] = self.schema(self._resolve(pointer), pointer, 1)
         self._refuse_empty_cycles()
         return done
+
+    def close_objects(self) -> None:
+        """After all definitions, any of which may refer to any other where something else holds."""
+        reached = list(self._company)
+        # It grows meanwhile.
+        for name in reached:
+            new = self._in_place.get(name, {}).keys() - self._company
+            self._company |= new
+            reached += new
+        for schema, definition in self._listing:
+            if definition not in self._company:
+                schema.setdefault("additionalProperties", False)
 
     def settle_one_of(self, definitions: Mapping[str, Schema]) -> None:
         """A grammar cannot count how many alternatives hold, so no two may hold together."""
@@ -122,12 +140,15 @@ class _Walk:
         if self._old_references and "$ref" in schema:
             schema = {"$ref": schema["$ref"]}
         normal: dict[str, Any] = {}
-        for keyword, value in self._modern(schema, pointer).items():
+        keywords = self._modern(schema, pointer)
+        outside, self._in_company = self._in_company, self._in_company or _has_company(keywords)
+        for keyword, value in keywords.items():
             self._keyword(keyword, value, pointer, depth, normal)
         if "oneOf" in normal:
             self._with_one_of.append((normal, pointer))
-        if self._closed_objects and "properties" in normal:
-            normal.setdefault("additionalProperties", False)
+        if "properties" in normal and not self._in_company:
+            self._listing.append((normal, self._owner if self._at_top else ""))
+        self._in_company = outside
         return normal
 
     def _keyword(self, keyword: str, value: object, pointer: str, depth: int, normal: dict[str, Any]) -> None:
@@ -178,6 +199,8 @@ class _Walk:
             self._names[target] = f"d{len(self._targets)}"
             self._targets.append(target)
         name = self._names[target]
+        if self._in_company:
+            self._company.add(name)
         if self._at_top:
             self._in_place.setdefault(self._owner, {}).setdefault(name, pointer)
         return f"#/$defs/{name}"
@@ -278,9 +301,10 @@ class _Walk:
         return list(dict.fromkeys(value))
 
     def subschema(self, value: object, pointer: str, depth: int) -> Schema:
-        at_top, self._at_top = self._at_top, False
+        place = self._at_top, self._in_company
+        self._at_top = self._in_company = False
         normal = self.schema(value, pointer, depth + 1)
-        self._at_top = at_top
+        self._at_top, self._in_company = place
         return normal
 
     def named_subschemas(self, value: object, pointer: str, depth: int) -> dict[str, Schema]:
@@ -289,9 +313,10 @@ class _Walk:
         return {name: self.subschema(schema, f"{pointer}/{_escaped(name)}", depth) for name, schema in value.items()}
 
     def listed_subschemas(self, value: object, pointer: str, depth: int) -> list[Schema]:
-        at_top, self._at_top = self._at_top, False
+        place = self._at_top, self._in_company
+        self._at_top = self._in_company = False
         normal = self.alternatives(value, pointer, depth)
-        self._at_top = at_top
+        self._at_top, self._in_company = place
         return normal
 
     def alternatives(self, value: object, pointer: str, depth: int) -> list[Schema]:
@@ -304,6 +329,14 @@ class _Walk:
 def _escaped(name: str) -> str:
     """RFC 6901."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def _has_company(keywords: Mapping[str, Any]) -> bool:
+    """Whether several subschemas hold for the same value, of which each may list properties."""
+    members = keywords.get("allOf")
+    num_listing = len(members) if isinstance(members, list) else 0
+    num_listing += sum(name in keywords for name in ("anyOf", "oneOf", "$ref"))
+    return num_listing + ("properties" in keywords or "patternProperties" in keywords) > 1
 
 
 def _kind(value: object) -> str:
