@@ -17,11 +17,11 @@ from prometheus_client import (
 
 from gateway.answers.choice import ChoiceDelta, Finish
 from gateway.errors import ClientDisconnected
+from gateway.token_metrics import TokenMetrics
 from pageloom import __version__
 
 TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
 FINISHED_REASONS = ("stop", "length", "tool_calls", "abort", "error")
-ITL_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5)
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 
@@ -51,15 +51,13 @@ class GatewayMetrics:
         )
         self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.", model_name)
+        self.tokens = TokenMetrics(model_name)
+        self.registry.register(self.tokens)
         self.grammars_refused = self._counter(
             "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
         )
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", TTFT_BUCKETS_S, model_name
-        )
-        self.itl = self._histogram(
-            "inter_token_latency_seconds", "Between the tokens of a choice.", ITL_BUCKETS_S, model_name
         )
         self.e2e = self._histogram(
             "e2e_request_latency_seconds", "From the request to its end.", E2E_BUCKETS_S, model_name
@@ -100,7 +98,7 @@ class RequestObserver:
 
     def on_delta(self, delta: ChoiceDelta) -> None:
         if delta.num_tokens:
-            self._on_tokens(delta)
+            self._on_tokens(delta.choice_index, delta.num_tokens)
         if delta.finish is not None:
             self.on_finish(delta.finish)
 
@@ -117,15 +115,12 @@ class RequestObserver:
             self.finish = "abort" if isinstance(error, ClientDisconnected) else "error"
             self._metrics.success[self.finish].inc(self._choices_left)
 
-    def _on_tokens(self, delta: ChoiceDelta) -> None:
+    def _on_tokens(self, choice_index: int, num_tokens: int) -> None:
         now_s = time.monotonic()
-        self.num_completion_tokens += delta.num_tokens
-        self._metrics.generation_tokens.inc(delta.num_tokens)
+        self.num_completion_tokens += num_tokens
         if self.ttft_s is None:
             self.ttft_s = now_s - self._started_s
             self._metrics.ttft.observe(self.ttft_s)
-        last_s = self._last_token_s.get(delta.index)
-        if last_s is not None:
-            # Tokens that came joined share the time since the last ones.
-            self._metrics.itl.observe((now_s - last_s) / delta.num_tokens)
-        self._last_token_s[delta.index] = now_s
+        last_s = self._last_token_s.get(choice_index)
+        self._metrics.tokens.on_tokens(num_tokens, None if last_s is None else now_s - last_s)
+        self._last_token_s[choice_index] = now_s

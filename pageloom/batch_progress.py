@@ -19,6 +19,8 @@ class BatchProgress:
         self._num_done = self._num_failed = self._num_tokens = 0
         self._printed_tenths = 0
         self._started_s = time.monotonic()
+        # A notebook is none, and shows bars all the same.
+        self._shows_bar = console.is_terminal or console.is_jupyter
         self._progress = Progress(
             TextColumn("Requests"),
             BarColumn(),
@@ -29,7 +31,7 @@ class BatchProgress:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._shows_bar,
         )
         self._task = self._progress.add_task("requests", total=num_lines, rate=0.0, failed=0)
 
@@ -50,7 +52,7 @@ class BatchProgress:
         self._num_tokens += num_tokens
         self._progress.update(self._task, completed=self._num_done, rate=self._rate, failed=self._num_failed)
         tenths = 10 * self._num_done // self._num_lines
-        if tenths > self._printed_tenths and not self._console.is_terminal:
+        if tenths > self._printed_tenths and not self._shows_bar:
             self._printed_tenths = tenths
             self._console.print(self._summary(), highlight=False)
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 from pageloom.errors import InvalidConfig
 from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS, GrammarLimits
+from pageloom.plan import MAX_NUM_DRAFT_TOKENS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
 
@@ -42,6 +43,17 @@ class Device(StrEnum):
 class CpuKernels(StrEnum):
     auto = "auto"
     torch = "torch"
+
+
+class SpeculativeMethod(StrEnum):
+    none = "none"
+    ngram = "ngram"
+    suffix = "suffix"
+    draft_model = "draft-model"
+    eagle3 = "eagle3"
+
+
+_WITHOUT_MODEL = (SpeculativeMethod.ngram, SpeculativeMethod.suffix)
 
 
 class PoolingChoice(StrEnum):
@@ -92,6 +104,12 @@ DEFAULT_MAX_NUM_QUEUED_SEQS = 1024
 DEFAULT_MAX_NUM_STEPS_IN_FLIGHT = 2
 DEFAULT_PRIORITY_AGEING_S = 60.0
 DEFAULT_BLOCK_SIZE = 32
+# Eight rows of a step.
+DEFAULT_NUM_SPECULATIVE_TOKENS = 7
+DEFAULT_PROMPT_LOOKUP_MIN = 2
+DEFAULT_PROMPT_LOOKUP_MAX = 5
+# About 130,000 tokens of recent outputs.
+DEFAULT_SUFFIX_MEMORY_BYTES = 64 * 1024 * 1024
 DEFAULT_MEMORY_UTILIZATION = 0.9
 DEFAULT_GRAMMAR_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_WORKER_ID = "worker-0"
@@ -220,6 +238,12 @@ class WorkerConfig(ServiceConfig):
     cpu_kernels: str = "auto"
     batch_invariant: bool = False
     pooling: str = "auto"
+    speculative_method: str = "none"
+    speculative_model: str | None = None
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
+    prompt_lookup_min: int = DEFAULT_PROMPT_LOOKUP_MIN
+    prompt_lookup_max: int = DEFAULT_PROMPT_LOOKUP_MAX
+    suffix_memory_bytes: int = DEFAULT_SUFFIX_MEMORY_BYTES
     max_model_len: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     num_blocks: int | None = None
@@ -239,6 +263,7 @@ class WorkerConfig(ServiceConfig):
         _require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
         _require_one_of("pooling", self.pooling, PoolingChoice)
         _require_one_of("block_size", self.block_size, BlockSize)
+        self._require_speculation()
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -249,6 +274,32 @@ class WorkerConfig(ServiceConfig):
             value = getattr(self, name)
             if value is not None:
                 _require_at_least(name, value, 1)
+
+    def _require_speculation(self) -> None:
+        _require_one_of("speculative_method", self.speculative_method, SpeculativeMethod)
+        if not 1 <= self.num_speculative_tokens <= MAX_NUM_DRAFT_TOKENS:
+            raise InvalidConfig(
+                f"--num-speculative-tokens must be between 1 and {MAX_NUM_DRAFT_TOKENS}, "
+                f"not {self.num_speculative_tokens}"
+            )
+        _require_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise InvalidConfig(
+                f"--prompt-lookup-max must be at least --prompt-lookup-min, which is {self.prompt_lookup_min}, "
+                f"not {self.prompt_lookup_max}"
+            )
+        _require_at_least("suffix_memory_bytes", self.suffix_memory_bytes, 0)
+        guesses_with_model = self.speculative_method in (SpeculativeMethod.draft_model, SpeculativeMethod.eagle3)
+        if guesses_with_model and self.speculative_model is None:
+            raise InvalidConfig(f"--speculative-method {self.speculative_method} needs --speculative-model")
+        if self.speculative_model is not None and self.speculative_method in _WITHOUT_MODEL:
+            raise InvalidConfig(
+                f"--speculative-model does not go with --speculative-method {self.speculative_method}; leave out one"
+            )
+        if self.simulate is not None and (self.speculative_method, self.speculative_model) != ("none", None):
+            raise InvalidConfig(
+                "--speculative-method and --speculative-model need a model; with --simulate nothing can be guessed"
+            )
 
     @classmethod
     def from_json(cls, text: str) -> Self:

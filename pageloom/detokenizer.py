@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Sequence
 
 # A character has at most four bytes, so at most its first three can be at the end of a prompt.
 _LONGEST_PARTIAL_TOKENS = 3
-_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -20,7 +19,7 @@ class Detokenizer:
     step, which is quadratic over a run of skipped or invalid tokens, and raises on some prefixes.
     """
 
-    __slots__ = ("_decode", "_skipped_ids", "_token_bytes")
+    __slots__ = ("_partial", "_skipped_ids", "_token_bytes")
 
     def __init__(
         self,
@@ -31,7 +30,7 @@ class Detokenizer:
     ) -> None:
         self._token_bytes = token_bytes
         self._skipped_ids = skipped_ids
-        self._decode = _utf8_decoder(errors="replace").decode
+        self._partial = b""
         for token_id in prompt_token_ids[-_LONGEST_PARTIAL_TOKENS:]:
             self.push(token_id)
 
@@ -39,11 +38,17 @@ class Detokenizer:
         """The characters that this token completes; invalid bytes become U+FFFD."""
         if token_id in self._skipped_ids:
             return ""
-        return self._decode(self._token_bytes(token_id))
+        # As codecs' incremental decoder does, which is written in Python.
+        data = self._partial + self._token_bytes(token_id)
+        text, num_decoded = utf_8_decode(data, "replace", False)
+        self._partial = data[num_decoded:]
+        return text
 
     def finish(self) -> str:
         """One U+FFFD if the text ends in half a character."""
-        return self._decode(b"", final=True)
+        text, _ = utf_8_decode(self._partial, "replace", True)
+        self._partial = b""
+        return text
 
 
 class StopStrings:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from pageloom.errors import PageloomError
 from pageloom.outputs import ChoiceFinished, GenerateEvent, PromptLogprobs, TokenLogprobs, TokensGenerated
 from pageloom.wakeup import Wakeup
@@ -14,15 +11,6 @@ from pageloom.wakeup import Wakeup
 MAX_TOKENS_PER_EVENT = 16_384
 
 
-class _Waiting(NamedTuple):
-    """Tokens of one choice that nobody has taken yet."""
-
-    choice_index: int
-    first_index: int
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-
-
 class EventBuffer:
     """Holds the events of one request, of which one ChoiceFinished for each choice is the last. One task reads.
 
@@ -30,13 +18,24 @@ class EventBuffer:
     max_tokens, however slowly it is read. One that reads several buffers gives them the same `wakeup`.
     """
 
-    __slots__ = ("_failure", "_finished", "_newest", "_num_unfinished", "_prompt_logprobs", "_waiting", "_wakeup")
+    __slots__ = (
+        "_failure",
+        "_finished",
+        "_joined",
+        "_newest",
+        "_num_unfinished",
+        "_prompt_logprobs",
+        "_tokens",
+        "_wakeup",
+    )
 
     def __init__(self, num_choices: int, wakeup: Wakeup | None = None) -> None:
         self._num_unfinished = num_choices
         self._prompt_logprobs: list[PromptLogprobs] = []
-        self._waiting: list[_Waiting] = []
-        self._newest: dict[int, _Waiting] = {}  # of each choice
+        self._tokens: list[TokensGenerated] = []
+        self._newest: dict[int, int] = {}  # of each choice, where in _tokens its newest are
+        # Of those in _tokens that were added to: all of it so far.
+        self._joined: dict[int, tuple[list[int], list[TokenLogprobs]]] = {}
         self._finished: list[ChoiceFinished] = []
         self._failure: PageloomError | None = None
         self._wakeup = wakeup or Wakeup()
@@ -51,14 +50,15 @@ class EventBuffer:
         self._wakeup.wake()
 
     def put_tokens(
-        self, choice_index: int, first_index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+        self, choice_index: int, first_index: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
     ) -> None:
-        waiting = self._newest.get(choice_index)
-        if waiting is None or len(waiting.token_ids) >= MAX_TOKENS_PER_EVENT:
-            waiting = self._newest[choice_index] = _Waiting(choice_index, first_index, [], [])
-            self._waiting.append(waiting)
-        waiting.token_ids.extend(token_ids)
-        waiting.logprobs.extend(logprobs)
+        newest = self._newest.get(choice_index)
+        if newest is None:
+            if len(token_ids) < MAX_TOKENS_PER_EVENT:
+                self._newest[choice_index] = len(self._tokens)
+            self._tokens.append(TokensGenerated(choice_index, first_index, token_ids, logprobs))
+        else:
+            self._join(newest, token_ids, logprobs)
         self._wakeup.wake()
 
     def put_finished(self, event: ChoiceFinished) -> None:
@@ -83,19 +83,30 @@ class EventBuffer:
 
     def take_now(self) -> list[GenerateEvent]:
         """As `take`, but nothing if nothing has arrived."""
-        if not (self._waiting or self._finished or self._prompt_logprobs):
+        if not (self._tokens or self._finished or self._prompt_logprobs):
             if self._failure is not None:
                 raise self._failure
             return []
-        prompt_logprobs, waiting, finished = self._prompt_logprobs, self._waiting, self._finished
-        self._prompt_logprobs, self._waiting, self._newest, self._finished = [], [], {}, []
-        tokens = [
-            TokensGenerated(
-                choice_index=choice_index,
-                first_index=first_index,
-                token_ids=tuple(token_ids),
-                logprobs=tuple(logprobs),
-            )
-            for choice_index, first_index, token_ids, logprobs in waiting
-        ]
+        tokens, self._tokens = self._tokens, []
+        self._newest.clear()
+        if self._joined:
+            for index, (token_ids, logprobs) in self._joined.items():
+                tokens[index] = tokens[index]._replace(token_ids=tuple(token_ids), logprobs=tuple(logprobs))
+            self._joined.clear()
+        if not (self._finished or self._prompt_logprobs):
+            return list[GenerateEvent](tokens)
+        prompt_logprobs, finished = self._prompt_logprobs, self._finished
+        self._prompt_logprobs, self._finished = [], []
         return [*prompt_logprobs, *tokens, *finished]
+
+    def _join(self, index: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
+        # Lists, for tuples that grow by a token at a time would be copied for each.
+        joined = self._joined.get(index)
+        if joined is None:
+            earlier = self._tokens[index]
+            joined = self._joined[index] = list(earlier.token_ids), list(earlier.logprobs)
+        joined[0].extend(token_ids)
+        joined[1].extend(logprobs)
+        if len(joined[0]) >= MAX_TOKENS_PER_EVENT:
+            # What comes next is an event of its own.
+            del self._newest[self._tokens[index].choice_index]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from pydantic import ValidationError
 
 from pageloom.errors import InvalidRequest
 
@@ -28,6 +31,16 @@ _SIZE_ERRORS = {
 _TYPE_ERRORS = frozenset({"string_type", "list_type", "int_type", "dict_type", "model_type"})
 # The value fits one of the types that a field takes, and a part of it is wrong.
 _ERRORS_OF_PARTS = frozenset({"missing", "literal_error", "string_pattern_mismatch"})
+
+
+@contextmanager
+def naming_fields(prefix: str = "") -> Generator[None]:
+    """What pydantic finds wrong in here is an InvalidRequest. `prefix` is the field that the value stands in."""
+    try:
+        yield
+    except ValidationError as error:
+        within = ("body", *prefix.split(".")) if prefix else ("body",)
+        raise invalid_request([{**details, "loc": (*within, *details["loc"])} for details in error.errors()]) from None
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:

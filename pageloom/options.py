@@ -14,7 +14,17 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pageloom import config
-from pageloom.config import BlockSize, CpuKernels, Device, Dtype, LogLevel, PoolingChoice, Quantization, flag_name
+from pageloom.config import (
+    BlockSize,
+    CpuKernels,
+    Device,
+    Dtype,
+    LogLevel,
+    PoolingChoice,
+    Quantization,
+    SpeculativeMethod,
+    flag_name,
+)
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.limit_fields import described_limits
 from pageloom.policies import Placement, SchedulingPolicy
@@ -35,6 +45,11 @@ def parse_size(text: str | int) -> int:
     if value < 1:
         raise typer.BadParameter(f"{text!r} is not a size; write a number above 0 such as 8192, 8k, 512M or 2GiB")
     return value
+
+
+def parse_size_or_zero(text: str | int) -> int:
+    """As `parse_size`, and 0. Raises typer.BadParameter."""
+    return 0 if str(text).strip() == "0" else parse_size(text)
 
 
 def parse_address(text: str) -> str:
@@ -113,6 +128,30 @@ PoolingOption = Annotated[
     _option("--pooling", "Which hidden state is a prompt's embedding: the last token's, or the mean of all. auto: as "
             "the model folder's 1_Pooling/config.json says, else the last."),
 ]  # fmt: skip
+SpeculativeMethodOption = Annotated[
+    SpeculativeMethod,
+    _option("--speculative-method", "Where tokens are guessed from, to be verified several in a step: ngram: from "
+            "what followed the same words earlier in prompt or answer; suffix: in recent answers too; draft-model and "
+            "eagle3: by --speculative-model, which need not be told apart here. Answers stay the same."),
+]  # fmt: skip
+SpeculativeModel = Annotated[
+    str | None,
+    _option("--speculative-model", "Model that guesses: folder, .gguf file or Hugging Face id of a smaller one with "
+            "the same vocabulary, or of an EAGLE-3 head; or layers:N, the first N layers of the model itself.",
+            metavar="MODEL"),
+]  # fmt: skip
+SuffixMemoryBytes = Annotated[
+    int,
+    _option("--suffix-memory-bytes", "Memory for the recent answers that suffix looks in, such as 64MiB; 0: none.",
+            parser=parse_size_or_zero, metavar="BYTES"),
+]  # fmt: skip
+NumSpeculativeTokens = Annotated[
+    int, _option("--num-speculative-tokens", "Most tokens that are guessed at a time for one answer.", min=1, max=64)
+]
+PromptLookupMin = Annotated[
+    int, _option("--prompt-lookup-min", "Fewest tokens that must come up again for ngram to guess.", min=1)
+]
+PromptLookupMax = Annotated[int, _option("--prompt-lookup-max", "Most tokens that ngram compares.", min=1)]
 MaxModelLen = Annotated[
     int | None,
     _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",

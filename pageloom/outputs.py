@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from pageloom.errors import DeadlineExceeded, EngineError, InvalidRequest, Unavailable
 from pageloom.timeline import Timeline
@@ -53,11 +54,11 @@ class PromptLogprobs:
         return TokenLogprobs(self.logprobs[row], self.top_token_ids[top], self.top_logprobs[top])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokensGenerated:
+class TokensGenerated(NamedTuple):
     """New tokens of one choice; `first_index` counts from its first output token.
 
-    `logprobs` has one entry per token if the request asked for them, otherwise it is empty.
+    `logprobs` has one entry per token if the request asked for them, otherwise it is empty. One is made for each token
+    of a stream, and a tuple is made several times faster than a dataclass.
     """
 
     choice_index: int

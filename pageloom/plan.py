@@ -8,6 +8,9 @@ from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.policies import Pooling
 from pageloom.sampling_params import SamplingParams
 
+# Of one slot in a step. Guesses so far ahead are hardly ever right.
+MAX_NUM_DRAFT_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
@@ -38,8 +41,10 @@ class BatchPlan:
     """One step's work, as changes to the worker's slots; protos/.../worker.proto gives the semantics.
 
     A slot runs its chunk if it is in `chunk_slots`; otherwise it runs one token if its last run drew
-    a token and it is not in `held_slots`. A run that reaches the slot's last known token draws the
-    next one, unless its prompt is pooled. A continuing decode therefore costs nothing in the plan.
+    a token, it has fewer than max_tokens and it is not in `held_slots`. A run that reaches the slot's last known token
+    draws the next one, unless its prompt is pooled. A continuing decode therefore costs nothing in the plan.
+    It may run as many drafts besides, tokens that the worker guesses, as its draft limit says: from this step on the
+    `draft_limits` of `draft_slots`, 0 since its admission.
     """
 
     epoch: int
@@ -55,6 +60,8 @@ class BatchPlan:
     held_slots: tuple[int, ...] = ()
     copy_source_block_ids: tuple[int, ...] = ()
     copy_target_block_ids: tuple[int, ...] = ()
+    draft_slots: tuple[int, ...] = ()
+    draft_limits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step drew: `token_ids[i]` for `slots[i]`, in no particular order.
+    """What one step drew: the next `token_counts[i]` of `token_ids` for `slots[i]`, in no particular order of slots;
+    one for each if there are no counts.
 
-    `logprobs` holds an entry for each slot whose sampling asked for them; `failures` one for each
-    slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
+    `draft_counts[i]` drafts were run for `slots[i]`, and all tokens but the last are those that were right; none
+    were if there are no counts. `draft_limit` is how many are worth running in a batch like this one, if the worker
+    says; `undrafted_duration_s` what as many tokens would have taken without drafts, if there were any.
+    `logprobs` holds those of all its tokens for each slot whose sampling asked for them; `failures` one for
+    each slot whose run failed. A failed slot drew no token. `prompt_logprobs` holds an entry for each slot
     whose chunk ran tokens right before prompt tokens that are to be scored, and `embeddings` one for each slot whose
     run reached the end of a prompt that is pooled: little-endian float32 [hidden].
     """
@@ -79,11 +90,15 @@ class StepResult:
     step: int
     slots: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    token_counts: tuple[int, ...] = ()
+    draft_counts: tuple[int, ...] = ()
+    draft_limit: int | None = None
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     duration_s: float = 0.0
+    undrafted_duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +129,8 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHello:
-    """How a worker introduces itself when it attaches. `highest_epoch` is that of its earlier attachments."""
+    """How a worker introduces itself when it attaches. `highest_epoch` is that of its earlier attachments; it runs at
+    most `max_num_draft_tokens` guessed tokens for one slot in a step."""
 
     worker_id: str
     boot_id: str
@@ -123,3 +139,4 @@ class WorkerHello:
     max_num_seqs: int
     max_num_batched_tokens: int
     highest_epoch: int = 0
+    max_num_draft_tokens: int = 0

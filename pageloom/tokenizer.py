@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -40,8 +40,9 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._byte_level = _is_byte_level(backend)
-        self._bytes: dict[int, bytes] = {}
+        # The bytes a token adds to a text: part of a character, whole characters, or nothing. Called for each token of
+        # each stream, so it is no function of Python's.
+        self.token_bytes: Callable[[int], bytes] = _TokenBytes(backend).__getitem__
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens))
         self.chat_templates: Mapping[str, str] = MappingProxyType(dict(chat_templates))
         self.special_ids = frozenset(
@@ -83,15 +84,6 @@ class Tokenizer:
         """The vocabulary's spelling of a token, such as "Ġhello"; empty for an id without one."""
         return self._backend.id_to_token(token_id) or ""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to a text: part of a character, whole characters, or nothing."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            spelling = self.token(token_id)
-            found = _byte_level_bytes(spelling) if self._byte_level else _sentencepiece_bytes(spelling)
-            self._bytes[token_id] = found
-        return found
-
     def take_special_tokens_for_text(self) -> None:
         """From now on `encode` takes the spelling of a special token for the text that it is."""
         self._backend.encode_special_tokens = True
@@ -100,6 +92,19 @@ class Tokenizer:
     def longest_token_len(self) -> int:
         """Characters of the longest token: a bound on the text that any number of tokens can hold."""
         return max(map(len, self._backend.get_vocab()))
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Filled as tokens are asked for."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+        self._bytes_of = _byte_level_bytes if _is_byte_level(backend) else _sentencepiece_bytes
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._bytes_of(self._backend.id_to_token(token_id) or "")
+        return found
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:

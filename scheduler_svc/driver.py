@@ -257,6 +257,8 @@ class Driver:
         if committed.facts is not None:
             self._metrics.observe_step(committed.facts, duration_s, result.duration_s)
             pace.observe(committed.facts, result.duration_s)
+            if result.draft_counts:
+                self._metrics.observe_drafts(result)
             if committed.facts.num_preempted:
                 # Back in the queue, they may run elsewhere.
                 self._wake_workers()
@@ -280,12 +282,17 @@ class Driver:
         return True
 
     def _deliver_tokens(self, tokens: NewTokens) -> None:
-        # Once for each running choice in each step: this loop bounds the token rate.
-        readers, logprobs = self._readers, tokens.logprobs
-        columns = zip(tokens.keys.tolist(), tokens.first_indexes.tolist(), tokens.token_ids.tolist(), strict=True)
-        for key, first_index, token_id in columns:
+        # Once for each token: this loop bounds the token rate.
+        readers = self._readers
+        columns = (tokens.keys.tolist(), tokens.indexes.tolist(), tokens.token_ids.tolist())
+        if not tokens.logprobs:
+            for key, index, token_id in zip(*columns, strict=True):
+                reader, choice_index = readers[key]
+                reader.put_token(choice_index, index, token_id, None)
+            return
+        for key, index, token_id, logprobs in zip(*columns, tokens.logprobs, strict=True):
             reader, choice_index = readers[key]
-            reader.put_token(choice_index, first_index, token_id, logprobs.get(key) if logprobs else None)
+            reader.put_token(choice_index, index, token_id, logprobs)
 
     def _deliver_endings(self, endings: Iterable[Ending]) -> None:
         self._publish_soon()

@@ -14,8 +14,8 @@ _MAX_QUESTIONS = 1024
 
 
 class GrammarQuestions:
-    """Of one worker. Each grammar is asked about once at a time, and so many at once as the worker takes. `send` takes
-    a question: its number and a grammar."""
+    """Of one worker. Each grammar is asked about once at a time, and so many at once as the worker takes. `send` sends
+    a question, a number and a grammar."""
 
     def __init__(self, send: Callable[[int, str], None]) -> None:
         self._send = send

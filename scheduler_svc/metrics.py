@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pageloom.plan import StepResult
 from scheduler_svc.core import ChoiceFacts, Stats, StepFacts
 
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -50,6 +51,7 @@ class SchedulerMetrics:
             "pageloom_step_num_decode_seqs", "Sequences of a step that continue by one token.",
             buckets=(0, *_SIZES), registry=registry,
         )  # fmt: skip
+        self._drafts = _DraftMetrics(registry)
         self._collector = _StatsCollector()
         registry.register(self._collector)
 
@@ -64,11 +66,48 @@ class SchedulerMetrics:
         self._step.observe(duration_s)
         self._hop.observe(max(0.0, duration_s - worker_s))
 
+    def observe_drafts(self, result: StepResult) -> None:
+        """Of a step that ran drafts."""
+        self._drafts.observe(result)
+
     def observe_finished(self, facts: ChoiceFacts) -> None:
         if facts.admitted_at is not None:
             self._queue.observe(facts.admitted_at - facts.arrived_at)
             if facts.first_token_at is not None:
                 self._prefill.observe(facts.first_token_at - facts.admitted_at)
+
+
+class _DraftMetrics:
+    """Of all steps that ran drafts: what became of these."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"pageloom_spec_decode_{name}", text, registry=registry)
+
+        self._num_drafts = counter("num_drafts", "Runs that verified guessed tokens.")
+        self._num_draft_tokens = counter("num_draft_tokens", "Guessed tokens that were verified.")
+        self._num_accepted_tokens = counter("num_accepted_tokens", "Guessed tokens that were right.")
+        self._per_position = Counter(
+            "pageloom_spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by their place among those guessed together.",
+            ("position",),
+            registry=registry,
+        )
+        self._seconds = counter("step_seconds", "Time in steps that verified guessed tokens.")
+        # Over step_seconds, it is what speculation gains.
+        self._undrafted = counter(
+            "undrafted_step_seconds", "Time that steps without guessed tokens would have taken for as much, reckoned."
+        )
+
+    def observe(self, result: StepResult) -> None:
+        num_accepted = [count - 1 for count in result.token_counts or (1,) * len(result.slots)]
+        self._num_drafts.inc(sum(count > 0 for count in result.draft_counts))
+        self._num_draft_tokens.inc(sum(result.draft_counts))
+        self._num_accepted_tokens.inc(sum(num_accepted))
+        for position in range(max(num_accepted, default=0)):
+            self._per_position.labels(position).inc(sum(count > position for count in num_accepted))
+        self._seconds.inc(result.duration_s)
+        self._undrafted.inc(result.undrafted_duration_s)
 
 
 class _StatsCollector(Collector):

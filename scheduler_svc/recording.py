@@ -219,7 +219,7 @@ def _put_committed(call: RecordedCall, outcome: Committed) -> None:
     tokens = outcome.tokens
     call.outcome.num_tokens = len(tokens.keys)
     if len(tokens.keys):
-        call.outcome.tokens_crc32 = _crc32(tokens.keys, tokens.first_indexes, tokens.token_ids)
+        call.outcome.tokens_crc32 = _crc32(tokens.keys, tokens.indexes, tokens.token_ids)
     call.outcome.num_scored_tokens = sum(len(scores.logprobs.logprobs) for scores in outcome.prompt_logprobs)
     call.outcome.ignored = outcome.facts is None
     _put_endings(call, outcome.endings)

@@ -10,6 +10,7 @@ from pageloom import wire
 from pageloom.errors import PageloomError
 from pageloom.outputs import ChoiceFinished, PromptLogprobs, TokenLogprobs
 from pageloom.rpc.v1 import engine_pb2
+from pageloom.wakeup import Wakeup
 
 # Of one message. With the most log-probabilities that may be asked for it stays below half of the message limit.
 MAX_TOKENS_PER_MESSAGE = 32_768
@@ -57,7 +58,7 @@ class SessionOutbox:
         self._prompt_logprobs: deque[wire.StreamPromptLogprobs] = deque()
         self._finished: list[wire.StreamFinished] = []
         self._refused: list[wire.StreamRefused] = []
-        self._arrived = asyncio.Event()
+        self._arrived = Wakeup()
         self._taken = asyncio.Event()
 
     def stream(self, stream_id: int, num_choices: int, on_end: Callable[[], object]) -> StreamOutbox:
@@ -66,24 +67,23 @@ class SessionOutbox:
 
     def score_prompt(self, stream_id: int, logprobs: PromptLogprobs) -> None:
         self._prompt_logprobs.append(wire.StreamPromptLogprobs(stream_id, logprobs))
-        self._arrived.set()
+        self._arrived.wake()
 
     def finish(self, stream_id: int, event: ChoiceFinished) -> None:
         self._finished.append(wire.StreamFinished(stream_id, event))
-        self._arrived.set()
+        self._arrived.wake()
 
     def refuse(self, stream_id: int, error: PageloomError) -> None:
         self._refused.append(wire.StreamRefused(stream_id, error))
-        self._arrived.set()
+        self._arrived.wake()
 
     def wake(self) -> None:
         """Makes `arrival` return."""
-        self._arrived.set()
+        self._arrived.wake()
 
     async def arrival(self) -> None:
         """Returns once there may be something to write."""
         await self._arrived.wait()
-        self._arrived.clear()
 
     async def room(self) -> None:
         """Returns once few enough ends wait to let the client begin more."""

@@ -11,6 +11,7 @@ from pageloom import wire
 from pageloom.grammar_limits import MAX_GRAMMARS_PREPARING
 from pageloom.plan import BatchPlan, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
+from pageloom.wakeup import Wakeup
 from scheduler_svc.grammar_questions import GrammarQuestions
 
 # Welcome, Drain, no more plans than may be in flight, and grammars: this never fills.
@@ -51,7 +52,7 @@ class WorkerLink:
         # Steps whose results are due, with the time from when the worker can have worked at each.
         self._due: deque[tuple[int, float]] = deque()
         self._results: deque[tuple[StepResult, float]] = deque()
-        self._happened = asyncio.Event()
+        self._happened = Wakeup()
         self._last_heard_s = time.monotonic()
 
     def welcome(self, heartbeat_interval_s: float, max_num_steps_in_flight: int) -> None:
@@ -94,16 +95,17 @@ class WorkerLink:
 
     async def wait(self, timeout_s: float | None) -> None:
         """Until a result comes, `wake` is called, or so much time has passed."""
+        # Almost every wait of a busy worker ends by its time: `asyncio.timeout` would raise an exception for each.
+        timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, self._happened.wake)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._happened.wait()
-        except TimeoutError:
-            return
-        self._happened.clear()
+            await self._happened.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def wake(self) -> None:
         """There may be work, or a reason to go."""
-        self._happened.set()
+        self._happened.wake()
 
     def leave(self, timeout_s: float, *, stop: bool) -> None:
         """It is to go when it has nothing left to run, or after `timeout_s`."""
@@ -155,7 +157,7 @@ class WorkerLink:
             # It cannot have worked at the next one before.
             step, sent_s = self._due[0]
             self._due[0] = (step, max(sent_s, now_s))
-        self._happened.set()
+        self._happened.wake()
 
     def _send_grammar(self, number: int, grammar: str) -> None:
         message = worker_pb2.PrepareGrammar(number=number, grammar=grammar)

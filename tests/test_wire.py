@@ -97,11 +97,15 @@ results = st.builds(
     step=SMALL,
     slots=IDS,
     token_ids=IDS,
-    logprobs=st.dictionaries(SMALL, logprobs, max_size=3),
+    token_counts=IDS,
+    draft_counts=IDS,
+    draft_limit=st.none() | SMALL,
+    logprobs=st.dictionaries(SMALL, st.lists(logprobs, min_size=1, max_size=3).map(tuple), max_size=3),
     failures=st.dictionaries(SMALL, st.builds(Failure, st.text(max_size=5), st.text(max_size=5)), max_size=3),
     prompt_logprobs=st.dictionaries(SMALL, prompt_logprobs, max_size=2),
     embeddings=st.dictionaries(SMALL, st.binary(max_size=8), max_size=2),
     duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
+    undrafted_duration_s=st.integers(0, 10**6).map(lambda microseconds: microseconds / 1e6),
 )
 requests = st.builds(
     GenerateRequest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +16,12 @@ class BadWords:
             self._last_token_ids.setdefault(tuple(first_token_ids), set()).add(last_token_id)
         self._lengths = sorted(set(map(len, self._last_token_ids)))
         self._tail = deque(output_token_ids, maxlen=self._lengths[-1])
+
+    def copy(self) -> BadWords:
+        """For an output that may go on otherwise."""
+        other = copy.copy(self)
+        other._tail = self._tail.copy()
+        return other
 
     def take(self, token_id: int) -> None:
         """The output's next token."""

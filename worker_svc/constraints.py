@@ -15,6 +15,7 @@ from pageloom.errors import InvalidRequest
 from pageloom.plan import Admission, Failure
 from pageloom.sampling_params import SamplingParams
 from worker_svc.bad_words import BadWords
+from worker_svc.draw_rows import DrawRows
 from worker_svc.grammar import NO_GRAMMARS, Grammars, Match
 from worker_svc.sampling_table import SamplingTable
 
@@ -37,6 +38,16 @@ class Constraint:
     def param(self) -> str:
         """The field to name when it leaves nothing."""
         return _GRAMMAR if self.match is not None else "allowed_token_ids"
+
+    def after(self, token_id: int) -> Constraint:
+        """That of an output which goes on with a token, while this one waits for what is drawn."""
+        other = Constraint(
+            match=None if self.match is None else self.match.copy(),
+            bad_words=None if self.bad_words is None else self.bad_words.copy(),
+            fixed=self.fixed,
+        )
+        other.take(token_id)
+        return other
 
     def take(self, token_id: int) -> None:
         if self.match is not None:
@@ -95,21 +106,30 @@ class Constraints:
         constrained: NDArray[np.bool_] = self._constrained[slots]
         return constrained
 
-    def apply(
-        self, logits: Tensor, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
-    ) -> dict[int, Failure]:
-        """Makes the logits [rows, vocab] of what may not come next -inf; row i belongs to slots[i]. The tokens that
-        min_tokens keeps back are among it, for constrained slots. Returns those for which nothing is left, and why."""
+    def num_possible_drafts(self, slot: int, token_ids: NDArray[np.int64]) -> int:
+        """How many of the first drafts of a slot its grammar lets follow each other."""
+        constraint = self._constraints[slot]
+        if constraint is None or constraint.match is None:
+            return len(token_ids)
+        return constraint.match.num_possible(token_ids.tolist())
+
+    def apply(self, logits: Tensor, draws: DrawRows) -> dict[int, Failure]:
+        """Makes the logits [rows, vocab] of what may not come next -inf; drafts before a row count as if they had been
+        drawn. The tokens that min_tokens keeps back are among it, for constrained slots. Returns the slots that cannot
+        go on after their last known token, and why."""
+        slots = draws.row_slots
         rows = np.flatnonzero(self._constrained[slots])
         if rows.size == 0:
             return {}
-        bits, failures = self._allowed(slots[rows], num_output_tokens[rows])
+        ranks = draws.draft_ranks()[rows]
+        constraints = self._along_drafts(slots[rows], ranks, draws.drafts_before(rows)[1])
+        bits, problems = self._allowed(slots[rows], constraints, draws.num_output_tokens[rows])
         # Looked up by the byte and added: on a CPU, filling by a mask of booleans costs eight times as much.
         packed = torch.from_numpy(bits.view(np.uint8)).to(self._device, non_blocking=True)
         additions = functional.embedding(packed.int(), self._additions).view(len(rows), -1)[:, : self._vocab_size]
         for row, addition in zip(rows.tolist(), additions, strict=True):
             logits[row].add_(addition)
-        return failures
+        return {int(slots[rows[at]]): problem for at, problem in problems.items() if ranks[at] == 0}
 
     def record(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Takes over the tokens that `slots` drew."""
@@ -131,35 +151,42 @@ class Constraints:
         fixed = _bits(allowed, self._vocab_size) if allowed else self._every_token
         return fixed & ~_bits(single, self._vocab_size)
 
+    def _along_drafts(
+        self, slots: NDArray[np.int64], ranks: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> list[Constraint]:
+        """That of each row, after its drafts: those before the next row of the slot are one more, at the end."""
+        ends = np.cumsum(ranks).tolist()
+        constraints: list[Constraint] = []
+        for slot, rank, end in zip(slots.tolist(), ranks.tolist(), ends, strict=True):
+            constraints.append(constraints[-1].after(int(token_ids[end - 1])) if rank else self._at(slot))
+        return constraints
+
     def _allowed(
-        self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
+        self, slots: NDArray[np.int64], constraints: list[Constraint], num_output_tokens: NDArray[np.int64]
     ) -> tuple[Bits, dict[int, Failure]]:
-        """What each of `slots` may draw, [rows, vocab / 32]: nothing, where a failure says why."""
+        """What each row may draw, [rows, vocab / 32]: nothing, where a message says why, by row."""
         bits = np.repeat(self._every_token[None], len(slots), axis=0)
-        constraints = [self._at(slot) for slot in slots.tolist()]
-        failures = self._follow_grammars(constraints, slots, bits)
+        problems = self._follow_grammars(constraints, bits)
         for row, (slot, constraint) in enumerate(zip(slots.tolist(), constraints, strict=True)):
-            if slot not in failures:
+            if row not in problems:
                 self._narrow(bits[row], slot, constraint, int(num_output_tokens[row]))
                 if not bits[row].any():
-                    failures[slot] = Failure(_NOTHING_LEFT, constraint.param)
-        return bits, failures
+                    problems[row] = Failure(_NOTHING_LEFT, constraint.param)
+        return bits, problems
 
-    def _follow_grammars(
-        self, constraints: list[Constraint], slots: NDArray[np.int64], bits: Bits
-    ) -> dict[int, Failure]:
-        """Overwrites the rows of `bits` [rows, vocab / 32] that have a grammar. Returns the slots that cannot go on."""
+    def _follow_grammars(self, constraints: list[Constraint], bits: Bits) -> dict[int, Failure]:
+        """Overwrites the rows of `bits` [rows, vocab / 32] that have a grammar. Returns those that cannot go on."""
         matches = [(one.match, row) for row, one in enumerate(constraints) if one.match is not None]
         if not matches:
             return {}
         assert self._grammars is not None
         self._grammars.fill(matches, bits)
-        failures: dict[int, Failure] = {}
+        problems: dict[int, Failure] = {}
         for match, row in matches:
             if problem := self._grammars.problem(match):
                 bits[row] = 0
-                failures[int(slots[row])] = Failure(problem, _GRAMMAR)
-        return failures
+                problems[row] = Failure(problem, _GRAMMAR)
+        return problems
 
     def _narrow(self, bits: Bits, slot: int, constraint: Constraint, num_output_tokens: int) -> None:
         if constraint.fixed is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pageloom.errors import ModelLoadError
 from pageloom.gguf_file import GgufFile
-from worker_svc.models.config import LlamaConfig
+from worker_svc.models.config import ExpertsConfig, LlamaConfig
 from worker_svc.models.rope import (
     FrequencyDivisors,
     LinearScaling,
@@ -19,7 +19,10 @@ from worker_svc.models.rope import (
     yarn_attention_factor,
 )
 
-_ARCHITECTURES = ("llama", "qwen2")
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe")
+# llama.cpp scales the chosen experts' weights to a sum of 1 in these; no key says so.
+_NORMALIZED = ("llama", "qwen3moe")
+_SOFTMAX_GATING = 1
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files from before eot_token_id name only the end of a text; llama.cpp knows the end of a turn by
 # these texts, too.
@@ -45,8 +48,6 @@ def gguf_llama_config(file: GgufFile, rope_divisors: tuple[float, ...] | None) -
     Raises ModelLoadError, naming the key, for what is missing, malformed or not supported.
     """
     keys = _Metadata(file, gguf_architecture(file))
-    if keys.get("expert_count", int, 0):
-        raise ModelLoadError(f"{file.path}: mixture of experts (expert_count) is not supported")
     num_heads = keys.count("attention.head_count")
     hidden_size = keys.count("embedding_length")
     head_dim = keys.count("attention.key_length", hidden_size // num_heads)
@@ -56,10 +57,11 @@ def gguf_llama_config(file: GgufFile, rope_divisors: tuple[float, ...] | None) -
             raise ModelLoadError(f"{file.path}: {keys.prefix}{key} other than the head's {head_dim} is not supported")
     if num_heads % num_kv_heads or head_dim % 2:
         raise ModelLoadError(f"{file.path}: {num_heads} heads of {head_dim} and {num_kv_heads} KV heads do not fit")
+    experts = _experts(keys)
     return LlamaConfig(
         vocab_size=_vocab_size(file),
         hidden_size=hidden_size,
-        intermediate_size=keys.count("feed_forward_length"),
+        intermediate_size=keys.count("feed_forward_length", None if experts is None else experts.intermediate_size),
         num_layers=keys.count("block_count"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -69,10 +71,10 @@ def gguf_llama_config(file: GgufFile, rope_divisors: tuple[float, ...] | None) -
         max_position_embeddings=keys.count("context_length"),
         tie_word_embeddings="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        qk_norm=False,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        experts=None,
+        experts=experts,
     )
 
 
@@ -123,6 +125,37 @@ class _Metadata:
         if not isinstance(value, str) and not 0 < value < float("inf"):
             raise ModelLoadError(f"{self.file.path}: {self.prefix}{key} is {value}, it must be above 0")
         return value
+
+
+def _experts(keys: _Metadata) -> ExpertsConfig | None:
+    num_experts = keys.get("expert_count", int, 0)
+    if num_experts == 0:
+        return None
+    per_token = keys.count("expert_used_count")
+    if not per_token <= num_experts:
+        raise ModelLoadError(
+            f"{keys.file.path}: {keys.prefix}expert_used_count is {per_token}, more than the {num_experts} experts"
+        )
+    for key, supported in (("expert_gating_func", _SOFTMAX_GATING), ("expert_weights_scale", 1.0)):
+        # Some converters write 0 for the scale that llama.cpp then leaves out.
+        if keys.get(key, type(supported), supported) not in (supported, 0):
+            raise ModelLoadError(f"{keys.file.path}: {keys.prefix}{key} other than {supported} is not supported")
+    architecture, tensors = keys.prefix.rstrip("."), keys.file.tensors
+    # Mixtral's experts are as large as a Llama's only network.
+    only_size = keys.get("feed_forward_length", int, 0) or None
+    inner_size, shared_size = keys.count("expert_feed_forward_length", only_size), None
+    if architecture == "qwen2moe":
+        shared_size = keys.count("expert_shared_feed_forward_length", only_size)
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_experts_per_token=per_token,
+        intermediate_size=inner_size,
+        normalize_weights=architecture in _NORMALIZED,
+        shared_intermediate_size=shared_size,
+        layers=frozenset(
+            index for index in range(keys.count("block_count")) if f"blk.{index}.ffn_gate_inp.weight" in tensors
+        ),
+    )
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,8 +33,17 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# One tensor for all experts, [experts, rows, columns].
+_EXPERTS_TENSOR = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _PLAIN_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -65,7 +75,10 @@ class GgufWeights:
         self._interleaved_heads = interleaved_heads
         # Copy on write, only because torch warns of arrays that cannot be written.
         self._data = np.memmap(file.path, np.uint8, mode="c")
-        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name != ROPE_DIVISORS}
+        self._tensors: dict[str, GgufTensor] = {}
+        for name, tensor in file.tensors.items():
+            if name != ROPE_DIVISORS:
+                self._tensors |= _by_hf_name(tensor)
 
     @property
     def names(self) -> Collection[str]:
@@ -129,6 +142,28 @@ def hf_name(name: str) -> str:
     if match is not None and match[2] in _LAYER_NAMES:
         return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
     return _OUTER_NAMES.get(name, name)
+
+
+def _by_hf_name(tensor: GgufTensor) -> dict[str, GgufTensor]:
+    """The tensors that one of the file holds: each expert's matrix is one by itself."""
+    experts = _EXPERTS_TENSOR.fullmatch(tensor.name)
+    if experts is not None and len(tensor.shape) == 3:
+        num_experts = tensor.shape[0]
+        num_bytes = tensor.num_bytes // num_experts
+        return {
+            f"model.layers.{experts[1]}.mlp.experts.{index}.{experts[2]}_proj.weight": replace(
+                tensor,
+                name=f"{tensor.name}[{index}]",
+                shape=tensor.shape[1:],
+                offset=tensor.offset + index * num_bytes,
+                num_bytes=num_bytes,
+            )
+            for index in range(num_experts)
+        }
+    if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+        # A matrix of one output elsewhere.
+        tensor = replace(tensor, shape=(1, *tensor.shape))
+    return {hf_name(tensor.name): tensor}
 
 
 def _uninterleave(rows: Tensor, num_heads: int) -> Tensor:

@@ -156,6 +156,14 @@ class Match:
         fill_next_token_bitmask(self.matcher, bits, row)
         self.num_slow = self.num_slow + 1 if time.thread_time() - begin_s > _SLOW_S else 0
 
+    def copy(self) -> Match:
+        """For an output that may go on otherwise."""
+        return Match(grammar=self.grammar, matcher=self.matcher.deep_copy(), num_slow=self.num_slow)
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        """How many of the first of these tokens the grammar lets follow each other."""
+        return self.matcher.validate_tokens(list(token_ids))
+
     def take(self, token_id: int) -> None:
         """The output's next token. What comes after the end of the grammar does not matter: the output has ended."""
         if not self.matcher.is_stopped():

@@ -78,7 +78,7 @@ def read_hf_config(folder: Path) -> HfModel:
     _refuse_unsupported(values)
     return HfModel(
         architecture=architecture,
-        config=_llama_config(values, architecture),
+        config=llama_config(values, architecture),
         eos_token_ids=_eos_token_ids(values, folder / "generation_config.json"),
         sliding_window=_sliding_window(values, architecture),
     )
@@ -107,7 +107,8 @@ def _refuse_unsupported(values: JsonObject) -> None:
         raise ModelLoadError(f"{values.path}: hidden_act {activation!r} is not supported; supported is 'silu'")
 
 
-def _llama_config(values: JsonObject, architecture: str) -> LlamaConfig:
+def llama_config(values: JsonObject, architecture: str) -> LlamaConfig:
+    """The shape that the keys of a config.json describe. Raises ModelLoadError."""
     family = _FAMILIES[architecture]
     num_heads = values.count("num_attention_heads")
     hidden_size = values.count("hidden_size")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,12 +26,21 @@ _RESIDENT_AHEAD_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KvCache:
-    """The pool. `layers` are views of one allocation, each [blocks, 2, kv_heads, block_size, head_dim]."""
+    """The pool. `layers` are views of one allocation, each [blocks, 2, kv_heads, block_size, head_dim].
+
+    A block has room for its tokens' keys and values in the model, and in the draft model if that has its own.
+    """
 
     info: CacheInfo
     blocks: Tensor  # [layers, blocks, 2, kv_heads, block_size, head_dim]
     layers: tuple[Tensor, ...]
+    draft_blocks: Tensor | None  # the same of the draft model
     ahead: MemoryAhead | None
+
+    @property
+    def draft_layers(self) -> tuple[Tensor, ...]:
+        """As `layers`, of the draft model."""
+        return () if self.draft_blocks is None else self.draft_blocks.unbind(0)
 
     def used(self, num_blocks: int) -> None:
         """No step used a block from `num_blocks` on."""
@@ -37,11 +48,13 @@ class KvCache:
             self.ahead.used(self.blocks[0, 0].nbytes * num_blocks)
 
     def copy(self, source_ids: tuple[int, ...], target_ids: tuple[int, ...]) -> None:
-        """Copies whole blocks, in all layers; no target may be a source."""
+        """Copies whole blocks, in all layers of both models; no target may be a source."""
         if source_ids:
             sources = torch.tensor(source_ids, device=self.blocks.device)
             targets = torch.tensor(target_ids, device=self.blocks.device)
-            self.blocks[:, targets] = self.blocks[:, sources]
+            for blocks in (self.blocks, self.draft_blocks):
+                if blocks is not None:
+                    blocks[:, targets] = blocks[:, sources]
 
 
 def allocate_kv_cache(
@@ -51,17 +64,15 @@ def allocate_kv_cache(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    draft: LlamaConfig | None = None,
     cpu_library: CpuLibrary | None = None,
 ) -> KvCache:
-    """Zeroed blocks. On a CPU, memory becomes resident when a block first uses it, with the library a little before."""
-    shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
-    num_bytes = num_blocks * block_bytes(model, block_size, dtype)
+    """Zeroed blocks of `model` and, if it has its own, of the `draft` model. On a CPU, memory becomes resident when a
+    block first uses it, with the library a little before."""
+    num_bytes = num_blocks * block_bytes((model,) if draft is None else (model, draft), block_size, dtype)
     try:
-        if device.type == "cpu":
-            # Unlike torch.zeros, np.zeros takes zero pages from the system and touches none.
-            blocks = torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
-        else:
-            blocks = torch.zeros(shape, dtype=dtype, device=device)
+        blocks = _zeros(model, num_blocks, block_size, dtype, device)
+        draft_blocks = None if draft is None else _zeros(draft, num_blocks, block_size, dtype, device)
     except (RuntimeError, MemoryError):
         raise InvalidConfig(
             f"{num_bytes} bytes for {num_blocks} KV blocks cannot be allocated; "
@@ -69,12 +80,22 @@ def allocate_kv_cache(
         ) from None
     info = CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=num_bytes)
     ahead = None if cpu_library is None else MemoryAhead(cpu_library, blocks, _RESIDENT_AHEAD_BYTES)
-    return KvCache(info=info, blocks=blocks, layers=blocks.unbind(0), ahead=ahead)
+    return KvCache(info=info, blocks=blocks, layers=blocks.unbind(0), draft_blocks=draft_blocks, ahead=ahead)
 
 
-def block_bytes(model: LlamaConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim * dtype.itemsize
+def _zeros(model: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[layers, blocks, 2, kv_heads, block_size, head_dim]."""
+    shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Unlike torch.zeros, np.zeros takes zero pages from the system and touches none.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def block_bytes(models: Iterable[LlamaConfig], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers of all models that keep something in it."""
+    values = sum(model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim for model in models)
+    return values * dtype.itemsize
 
 
 def count_blocks(config: WorkerConfig, bytes_per_block: int, free_gpu_bytes: int | None) -> int:

@@ -15,6 +15,7 @@ from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.checkpoint import Checkpoint, Weights
 from worker_svc.hf_config import read_hf_config
 from worker_svc.models import MODEL_CLASSES
+from worker_svc.models.config import LlamaConfig
 from worker_svc.models.cpu_llama import CpuLlama
 from worker_svc.models.model import Destination, Model
 from worker_svc.safetensors_weights import SafetensorsWeights
@@ -59,10 +60,7 @@ def load_model(
     before anything is read if a tensor is missing, unknown or of another shape.
     """
     weights = checkpoint.weights
-    if checkpoint.config.num_layers > len(weights.names):
-        raise ModelLoadError(
-            f"{weights.path}: {len(weights.names)} tensors cannot be {checkpoint.config.num_layers} layers"
-        )
+    _check_size(weights, checkpoint.config)
     try:
         model = _build(checkpoint, num_positions, dtype, device, cpu_pool, ggml_types)
     except (RuntimeError, MemoryError) as error:
@@ -116,6 +114,14 @@ def _open_gguf(files: ModelFiles) -> Checkpoint:
         quantized=weights if weights.ggml_types else None,
         files=(files.path,),
     )
+
+
+def _check_size(weights: Weights, config: LlamaConfig) -> None:
+    """Sizes that no file of so many tensors can have would take forever to find missing one by one."""
+    num_experts = 0 if config.experts is None else len(config.experts.layers) * config.experts.num_experts
+    for count, noun in ((config.num_layers, "layers"), (num_experts, "experts in all layers")):
+        if count > len(weights.names):
+            raise ModelLoadError(f"{weights.path}: {len(weights.names)} tensors cannot be {count} {noun}")
 
 
 def _check_tensors(weights: Weights, destinations: Mapping[str, Destination], *, tied: bool) -> None:

@@ -50,6 +50,6 @@ class WorkerMetrics:
             self._plan_waits.observe(times.plan_wait_s)
         if times.idle_s is not None:
             self._idle.inc(times.idle_s)
-        self._tokens.inc(len(result.slots))
+        self._tokens.inc(len(result.token_ids))
         self._failures.inc(len(result.failures))
         self._grammar_failures.inc(sum(failure.param == "grammar" for failure in result.failures.values()))

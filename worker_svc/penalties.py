@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pageloom.plan import Admission
+from worker_svc.draw_rows import DrawRows
 from worker_svc.sampling_table import SamplingTable
 
 
@@ -33,34 +34,39 @@ class PenaltyState:
         seen[slot].zero_().index_fill_(0, tokens, True)
         output_counts[slot].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
-    def apply(self, logits: Tensor, slots: NDArray[np.int64]) -> None:
-        """Edits `logits` [rows, vocab] in place; row i belongs to slots[i].
+    def apply(self, logits: Tensor, draws: DrawRows) -> None:
+        """Edits `logits` [rows, vocab] in place. Drafts before a row count as if they had been drawn.
 
         The repetition penalty is that of CTRL (Keskar et al., 2019): divide positive and multiply
         negative logits. The other two are OpenAI's.
         """
+        slots = draws.row_slots
         rows = np.flatnonzero(self._table.penalised(slots))
         if rows.size == 0:
             return
         output_counts, seen = self._tensors()
         row_index, slot_index = self._index(rows), self._index(slots[rows])
+        counts, known = output_counts[slot_index], seen[slot_index]  # copies [penalised, vocab]
+        if len(draws.draft_token_ids):
+            self._count(counts, known, *draws.drafts_before(rows))
         picked = logits[row_index]  # [penalised, vocab]
         factor = self._column(self._table.repetition_penalty, slots[rows])
-        picked = torch.where(seen[slot_index], torch.where(picked > 0, picked / factor, picked * factor), picked)
-        counts = output_counts[slot_index]
+        picked = torch.where(known, torch.where(picked > 0, picked / factor, picked * factor), picked)
         picked -= self._column(self._table.frequency_penalty, slots[rows]) * counts
         picked -= self._column(self._table.presence_penalty, slots[rows]) * (counts > 0)
         logits[row_index] = picked
 
     def record(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """Counts the tokens that `slots` (unique) drew."""
+        """Counts the tokens that `slots` drew."""
         kept = np.flatnonzero(self._table.penalised(slots))
-        if kept.size == 0:
-            return
-        output_counts, seen = self._tensors()
-        slot_index, token_index = self._index(slots[kept]), self._index(token_ids[kept])
-        output_counts[slot_index, token_index] += 1
-        seen[slot_index, token_index] = True
+        if kept.size > 0:
+            self._count(*self._tensors(), slots[kept], token_ids[kept])
+
+    def _count(self, counts: Tensor, seen: Tensor, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Adds tokens to rows of `counts` and `seen`; a row may have several, and one more than once."""
+        index = self._index(rows), self._index(token_ids)
+        counts.index_put_(index, torch.ones((), dtype=torch.int32, device=self._device), accumulate=True)
+        seen[index] = True
 
     def _tensors(self) -> tuple[Tensor, Tensor]:
         if self._output_counts is None or self._seen is None:

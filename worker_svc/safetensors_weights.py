@@ -92,7 +92,8 @@ class SafetensorsWeights:
 
     def describe(self, name: str) -> str:
         part = self._parts[name]
-        return f"{part.file}: tensor {part.stored_name}"
+        expert = f"[{part.index[0]}]" if part.index else ""
+        return f"{part.file}: tensor {part.stored_name}{expert}"
 
     def read(self, name: str, out: Tensor) -> None:
         self._dtype(name)
@@ -106,6 +107,14 @@ class SafetensorsWeights:
     def _slice(self, name: str) -> _Slice:
         part = self._parts[name]
         return self._open_files[part.file].get_slice(part.stored_name)
+
+    def read_integers(self, name: str) -> Tensor:
+        """A tensor of int64, which no weight is. Raises ModelLoadError if it has another type."""
+        part = self._parts[name]
+        tensor = self._open_files[part.file].get_tensor(part.stored_name)
+        if tensor.dtype != torch.int64:
+            raise ModelLoadError(f"{self.describe(name)} has type {tensor.dtype}, it must be int64")
+        return tensor
 
     def _dtype(self, name: str) -> torch.dtype:
         stored = self._slice(name).get_dtype()
@@ -121,7 +130,7 @@ def _parts(path: Path, stored_name: str, shape: tuple[int, ...]) -> dict[str, _P
     """The tensors that a stored one holds, by their names."""
     name = stored_name.replace(".block_sparse_moe.", ".mlp.")
     fused = _FUSED_EXPERTS.fullmatch(name)
-    if fused is not None and len(shape) == 3:
+    if fused is not None and len(shape) == 3 and all(shape):
         return _expert_parts(path, stored_name, shape, prefix=fused[1], is_down=fused[2] == "down")
     mixtral = _MIXTRAL_EXPERT.fullmatch(name)
     if mixtral is not None:

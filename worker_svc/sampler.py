@@ -14,22 +14,24 @@ from pageloom.plan import Admission, Failure
 from worker_svc.constraints import Constraints
 from worker_svc.counter_random import uniforms
 from worker_svc.draw import Truncation, draw, truncate
+from worker_svc.draw_rows import FAILED, DrawRows, count_drawn
 from worker_svc.grammar import Grammars
 from worker_svc.penalties import PenaltyState
 from worker_svc.sampling_table import NO_LOGPROBS, SamplingTable
 
-_FAILED = -1
 NOT_FINITE = Failure("the model's logits are not finite numbers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What the rows of one step drew. A row that failed is in `failures` only."""
+    """What the slots of one step drew, those of one slot in order. One that failed is in `failures` only."""
 
     slots: NDArray[np.int64]  # [drawn]
-    token_ids: NDArray[np.int64]  # [drawn], parallel to slots
+    counts: NDArray[np.int64]  # [drawn]: tokens of each slot, at least 1
+    num_drafts: NDArray[np.int64]  # [drawn]: drafts that each slot ran
+    token_ids: NDArray[np.int64]  # [sum of counts]
     failures: dict[int, Failure]  # by slot
-    logprobs: dict[int, TokenLogprobs]  # by slot, for those that asked
+    logprobs: dict[int, tuple[TokenLogprobs, ...]]  # by slot, for those that asked, one for each token
 
     def without(self, slots: tuple[int, ...]) -> Draws:
         """Those of the other slots. The draws of `slots`, which failed otherwise, are nobody's."""
@@ -38,30 +40,48 @@ class Draws:
         kept = ~np.isin(self.slots, slots)
         return Draws(
             slots=self.slots[kept],
-            token_ids=self.token_ids[kept],
+            counts=self.counts[kept],
+            num_drafts=self.num_drafts[kept],
+            token_ids=self.token_ids[np.repeat(kept, self.counts)],
             failures={slot: failure for slot, failure in self.failures.items() if slot not in slots},
             logprobs={slot: logprobs for slot, logprobs in self.logprobs.items() if slot not in slots},
         )
 
 
 _NO_ROWS = np.zeros(0, np.int64)
-NO_DRAWS = Draws(slots=_NO_ROWS, token_ids=_NO_ROWS, failures={}, logprobs={})
+NO_DRAWS = Draws(slots=_NO_ROWS, counts=_NO_ROWS, num_drafts=_NO_ROWS, token_ids=_NO_ROWS, failures={}, logprobs={})
 
 
-def most_likely_draws(slots: NDArray[np.int64], token_ids: Tensor) -> Draws:
-    """The draws of slots that take `Model.most_likely`."""
-    return _draws(slots, token_ids.cpu().numpy(), {}, {})
+def most_likely_draws(rows: DrawRows, token_ids: Tensor) -> Draws:
+    """The draws of rows that take `Model.most_likely`."""
+    drawn_ids = token_ids.cpu().numpy()
+    counts = count_drawn(rows, drawn_ids)
+    return _draws(rows, drawn_ids[_counted(rows, counts)], counts, {}, {})
+
+
+def _counted(rows: DrawRows, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows whose tokens count, in order."""
+    if not len(rows.draft_token_ids):
+        return np.flatnonzero(counts)
+    return np.flatnonzero(rows.draft_ranks() < np.repeat(counts, rows.num_drafts + 1))
 
 
 def _draws(
-    slots: NDArray[np.int64],
+    rows: DrawRows,
     token_ids: NDArray[np.int64],
-    logprobs: dict[int, TokenLogprobs],
+    counts: NDArray[np.int64],
+    logprobs: dict[int, tuple[TokenLogprobs, ...]],
     known_failures: dict[int, Failure],
 ) -> Draws:
-    drawn = token_ids != _FAILED
-    failures = dict.fromkeys(slots[~drawn].tolist(), NOT_FINITE) | known_failures
-    return Draws(slots=slots[drawn], token_ids=token_ids[drawn], failures=failures, logprobs=logprobs)
+    drawn = counts > 0
+    return Draws(
+        slots=rows.slots[drawn],
+        counts=counts[drawn],
+        num_drafts=rows.num_drafts[drawn],
+        token_ids=token_ids,
+        failures=dict.fromkeys(rows.slots[~drawn].tolist(), NOT_FINITE) | known_failures,
+        logprobs=logprobs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,39 +124,42 @@ class Sampler:
         """Lets go of what takes memory for these slots; whoever is bound next would take it over anyway."""
         self._constraints.release(slots)
 
-    def takes_most_likely(self, slots: NDArray[np.int64], num_output_tokens: NDArray[np.int64]) -> bool:
-        """Whether each of `slots` takes the token of its largest logit, and nobody asks for more of the logits."""
-        table = self._table
+    def constrains(self, slots: NDArray[np.int64]) -> bool:
+        """Whether any of `slots` may not draw every token."""
+        return bool(self._constraints.constrained(slots).any())
+
+    def num_possible_drafts(self, slot: int, token_ids: NDArray[np.int64]) -> int:
+        """How many of the first drafts of a slot its grammar lets follow each other."""
+        return self._constraints.num_possible_drafts(slot, token_ids)
+
+    def takes_most_likely(self, rows: DrawRows) -> bool:
+        """Whether each row takes the token of its largest logit, and nobody asks for more of the logits."""
+        table, slots, num_output_tokens = self._table, rows.row_slots, rows.num_output_tokens
         plain = (table.temperature[slots] == 0) & (table.num_logprobs[slots] == NO_LOGPROBS)
         plain &= (table.num_biased[slots] == 0) & (num_output_tokens >= table.min_tokens[slots])
         return bool((plain & ~table.penalised(slots) & ~self._constraints.constrained(slots)).all())
 
-    def sample(
-        self,
-        logits: Tensor,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        num_output_tokens: NDArray[np.int64],
-    ) -> Draws:
-        """Draws one token for each row of `logits` [rows, vocab], which may be overwritten.
+    def sample(self, logits: Tensor, rows: DrawRows) -> Draws:
+        """Draws one token for each row of `logits` [rows, vocab], which may be overwritten, as if the drafts before it
+        had been drawn; of a slot's tokens those count whose drafts were.
 
-        Row i belongs to slots[i], whose next token has the absolute index positions[i] and which has
-        num_output_tokens[i] already. A row without a finite largest logit fails; the others do not notice.
+        A row without a finite largest logit fails; the others do not notice.
         """
-        logits = logits.float()
+        logits, slots = logits.float(), rows.row_slots
         raw = self._raw_logprobs(logits, slots)
         self._add_biases(logits, slots)
-        failures = self._constraints.apply(logits, slots, num_output_tokens)
-        self._mask_ending_tokens(logits, slots, num_output_tokens)
-        self._penalties.apply(logits, slots)
-        chosen = self._choose(logits, slots, positions)
+        failures = self._constraints.apply(logits, rows)
+        self._mask_ending_tokens(logits, slots, rows.num_output_tokens)
+        self._penalties.apply(logits, rows)
+        chosen = self._choose(logits, slots, rows.positions)
         # The step's one wait for the device, unless somebody asked for log-probabilities.
         token_ids = chosen.cpu().numpy()
-        drawn = token_ids != _FAILED
-        self._penalties.record(slots[drawn], token_ids[drawn])
-        self._constraints.record(slots[drawn], token_ids[drawn])
-        logprobs = self._report(raw, slots, token_ids) if raw is not None else {}
-        return _draws(slots, token_ids, logprobs, failures)
+        counts = count_drawn(rows, token_ids)
+        counted = _counted(rows, counts)
+        self._penalties.record(slots[counted], token_ids[counted])
+        self._constraints.record(slots[counted], token_ids[counted])
+        logprobs = self._report(raw, slots, token_ids, counted) if raw is not None else {}
+        return _draws(rows, token_ids[counted], counts, logprobs, failures)
 
     def _raw_logprobs(self, logits: Tensor, slots: NDArray[np.int64]) -> _RawLogprobs | None:
         rows = np.flatnonzero(self._table.num_logprobs[slots] != NO_LOGPROBS)
@@ -165,7 +188,7 @@ class Sampler:
         logits[self._upload(rows)[:, None], token_ids] = -torch.inf
 
     def _choose(self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Token ids [rows] int64, _FAILED where the largest logit is not a finite number."""
+        """Token ids [rows] int64, FAILED where the largest logit is not a finite number."""
         largest, token_ids = logits.max(dim=-1)
         rows = np.flatnonzero(self._table.temperature[slots] > 0)
         if rows.size == len(slots):
@@ -173,7 +196,7 @@ class Sampler:
         elif rows.size > 0:
             index = self._upload(rows)
             token_ids[index] = self._draw_randomly(logits[index], slots[rows], positions[rows])
-        return torch.where(largest.isfinite(), token_ids, _FAILED)
+        return torch.where(largest.isfinite(), token_ids, FAILED)
 
     def _draw_randomly(self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """Overwrites `logits`."""
@@ -194,22 +217,25 @@ class Sampler:
         return draw(probs, self._upload(numbers))
 
     def _report(
-        self, raw: _RawLogprobs, slots: NDArray[np.int64], token_ids: NDArray[np.int64]
-    ) -> dict[int, TokenLogprobs]:
+        self,
+        raw: _RawLogprobs,
+        slots: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+        counted: NDArray[np.int64],
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
         counts = self._table.num_logprobs[slots[raw.rows]]
         # At least one column, so that one shape serves those who want no alternatives.
         top = raw.values.topk(min(max(int(counts.max()), 1), self._vocab_size), dim=-1)
         chosen_index = self._upload(token_ids[raw.rows].clip(min=0))
         chosen = raw.values.gather(-1, chosen_index[:, None])[:, 0].tolist()
         top_token_ids, top_logprobs = top.indices.tolist(), top.values.tolist()
-        reports: dict[int, TokenLogprobs] = {}
-        for i, row in enumerate(raw.rows.tolist()):
-            if token_ids[row] != _FAILED:
-                count = int(counts[i])
-                reports[int(slots[row])] = TokenLogprobs(
-                    chosen[i], tuple(top_token_ids[i][:count]), tuple(top_logprobs[i][:count])
-                )
-        return reports
+        reports: dict[int, list[TokenLogprobs]] = {}
+        for i in np.flatnonzero(np.isin(raw.rows, counted)).tolist():
+            count = int(counts[i])
+            reports.setdefault(int(slots[raw.rows[i]]), []).append(
+                TokenLogprobs(chosen[i], tuple(top_token_ids[i][:count]), tuple(top_logprobs[i][:count]))
+            )
+        return {slot: tuple(logprobs) for slot, logprobs in reports.items()}
 
     def _upload(self, array: NDArray[np.int64] | NDArray[np.float32] | NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

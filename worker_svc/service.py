@@ -70,6 +70,7 @@ class AttachLoop:
             cache=runner.cache_info,
             max_num_seqs=runner.max_num_seqs,
             max_num_batched_tokens=runner.max_num_batched_tokens,
+            max_num_draft_tokens=runner.max_num_draft_tokens,
         )
         # A welcome to an epoch that is not above it comes from a scheduler that was replaced.
         self._highest_epoch = 0

@@ -70,6 +70,7 @@ class SimulatedRunner:
         self.cache_info = cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_draft_tokens = 0
         self._timer = timer
         self._keys = np.zeros(max_num_seqs, np.uint64)
         # As many as each slot's request asked for; None: it asked for none at all.
@@ -105,7 +106,7 @@ class SimulatedRunner:
         num_scored_rows = 0 if prompt_rows is None else len(prompt_rows.rows)
         drawn = runs.draw_slots
         token_ids = draw_tokens(self._keys[drawn], self._slots.num_tokens[drawn], self.model_info.vocab_size)
-        self._slots.advance(runs, drawn, token_ids)
+        self._slots.advance(runs, drawn, np.ones_like(drawn), token_ids)
         self._wait_until(started_s, self._timer.step_time_s(_shape(runs, num_scored_rows)))
         return StepResult(
             epoch=plan.epoch,
@@ -119,13 +120,13 @@ class SimulatedRunner:
             duration_s=time.perf_counter() - started_s,
         )
 
-    def _logprobs(self, slots: list[int], token_ids: list[int]) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, slots: list[int], token_ids: list[int]) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Of a model that finds each token of its vocabulary equally likely."""
         logprob = -math.log(self.model_info.vocab_size)
-        reports: dict[int, TokenLogprobs] = {}
+        reports: dict[int, tuple[TokenLogprobs, ...]] = {}
         for slot, token_id in zip(slots, token_ids, strict=True):
             if (count := self._num_logprobs[slot]) is not None:
-                reports[slot] = TokenLogprobs(logprob, _top_token_ids(token_id, count), (logprob,) * count)
+                reports[slot] = (TokenLogprobs(logprob, _top_token_ids(token_id, count), (logprob,) * count),)
         return reports
 
     def _prompt_logprobs(self, rows: PromptRows) -> dict[int, PromptLogprobs]:

@@ -23,16 +23,35 @@ class PlanError(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """The sequences of one step, those with one token first. All arrays are [seqs]."""
+    """The sequences of one step, those with one token first. All arrays are [seqs].
+
+    The last `num_drafts` tokens of a run are guesses, which the step verifies: the run draws after each, and after the
+    last known token before them.
+    """
 
     slots: NDArray[np.int64]
     lens: NDArray[np.int64]
     starts: NDArray[np.int64]  # computed tokens before the step
     draws: NDArray[np.bool_]  # whether the run reaches the slot's last known token, and its prompt is not pooled
+    num_drafts: NDArray[np.int64]
 
     @property
     def draw_slots(self) -> NDArray[np.int64]:
         return self.slots[self.draws]
+
+    def ordered(self) -> Runs:
+        """The same, those with one token first."""
+        is_longer = self.lens > 1
+        if not (is_longer[:-1] > is_longer[1:]).any():
+            return self
+        order = np.argsort(is_longer, kind="stable")
+        return Runs(
+            slots=self.slots[order],
+            lens=self.lens[order],
+            starts=self.starts[order],
+            draws=self.draws[order],
+            num_drafts=self.num_drafts[order],
+        )
 
 
 class SlotTable:
@@ -60,6 +79,9 @@ class SlotTable:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_slot_blocks = np.zeros(max_num_seqs, np.int64)
+        # Tokens that a slot may come to, and drafts that it may run in a step.
+        self._max_lens = np.zeros(max_num_seqs, np.int64)
+        self._draft_limits = np.zeros(max_num_seqs, np.int64)
         self._bound = np.zeros(max_num_seqs, np.bool_)
         self._drew = np.zeros(max_num_seqs, np.bool_)
         # Whose prompt is pooled: it draws nothing.
@@ -85,7 +107,15 @@ class SlotTable:
         for admission in plan.admissions:
             self._admit(admission)
         self._grow(plan)
+        if plan.draft_slots:
+            self._limit_drafts(plan)
         return [admission for admission in plan.admissions if admission.slot not in self._rejected]
+
+    def released(self, plan: BatchPlan) -> tuple[int, ...]:
+        """The slots that the plan frees."""
+        if plan.snapshot or plan.epoch != self._epoch:
+            return tuple(np.flatnonzero(self._bound).tolist())
+        return plan.released_slots
 
     def reject(self, slot: int, failure: Failure) -> None:
         """The bound `slot` must not run: it fails when a plan wants it to."""
@@ -97,7 +127,7 @@ class SlotTable:
         Raises PlanError if a run goes past what the slot's tokens or blocks hold.
         """
         chunk_slots = self._bound_slots(plan.chunk_slots, "run")
-        continues = self._drew.copy()
+        continues = self._drew & (self.num_tokens < self._max_lens)
         continues[chunk_slots] = False
         continues[self._bound_slots(plan.held_slots, "held")] = False
         decode_slots = np.flatnonzero(continues)
@@ -110,16 +140,42 @@ class SlotTable:
             failures = {slot: self._rejected[slot] for slot in slots.tolist() if slot in self._rejected}
             runnable = ~np.isin(slots, list(failures))
             slots, lens = slots[runnable], lens[runnable]
-        order = np.argsort(lens > 1, kind="stable")
-        return self._checked_runs(slots[order], lens[order]), failures
+        return self._checked_runs(slots, lens).ordered(), failures
 
-    def advance(self, runs: Runs, drawn_slots: NDArray[np.int64], drawn_token_ids: NDArray[np.int64]) -> None:
-        """Records that `runs` are computed and that `drawn_slots` (unique) got a token each."""
-        self.num_computed_tokens[runs.slots] = runs.starts + runs.lens
+    def num_possible_drafts(self, runs: Runs) -> NDArray[np.int64]:
+        """Most drafts that each of `runs` may verify besides, [seqs]: 0 for one that does not merely continue."""
+        num_places = self._num_slot_blocks[runs.slots] * self.block_size - runs.starts - runs.lens
+        # The token after the last draft must have its place too.
+        num_left = self._max_lens[runs.slots] - self.num_tokens[runs.slots] - 1
+        limits = np.minimum(np.minimum(num_places, num_left), self._draft_limits[runs.slots])
+        return np.where(self._drew[runs.slots], limits, 0)
+
+    def add_drafts(self, runs: Runs, num_drafts: NDArray[np.int64], token_ids: NDArray[np.int64]) -> Runs:
+        """The runs with `num_drafts` [seqs] drafts each, whose tokens [sum of num_drafts] follow the known ones until
+        the step is over."""
+        slots = np.repeat(runs.slots, num_drafts)
+        self.token_ids[slots, np.repeat(self.num_tokens[runs.slots], num_drafts) + _ranks(num_drafts)] = token_ids
+        longer = Runs(
+            slots=runs.slots, lens=runs.lens + num_drafts, starts=runs.starts, draws=runs.draws, num_drafts=num_drafts
+        )
+        return longer.ordered()
+
+    def advance(
+        self, runs: Runs, slots: NDArray[np.int64], counts: NDArray[np.int64], token_ids: NDArray[np.int64]
+    ) -> None:
+        """Records that `runs` are computed, as far as their drafts were right, and that `slots` (unique) drew `counts`
+        tokens each of `token_ids`."""
+        self.num_computed_tokens[runs.slots] = runs.starts + runs.lens - runs.num_drafts
         self._drew[runs.slots] = False
-        self.token_ids[drawn_slots, self.num_tokens[drawn_slots]] = drawn_token_ids
-        self.num_tokens[drawn_slots] += 1
-        self._drew[drawn_slots] = True
+        if len(token_ids) == len(slots):
+            self.token_ids[slots, self.num_tokens[slots]] = token_ids
+            self.num_tokens[slots] += 1
+        else:
+            positions = np.repeat(self.num_tokens[slots], counts) + _ranks(counts)
+            self.token_ids[np.repeat(slots, counts), positions] = token_ids
+            self.num_tokens[slots] += counts
+            self.num_computed_tokens[slots] += counts - 1
+        self._drew[slots] = True
 
     def _release(self, slots: NDArray[np.int64] | slice) -> None:
         self._bound[slots] = False
@@ -146,6 +202,9 @@ class SlotTable:
         self._num_slot_blocks[slot] = 0
         self._append_blocks(slot, admission.block_ids)
         self.num_tokens[slot] = len(tokens)
+        max_tokens = self._max_model_len if admission.sampling.max_tokens is None else admission.sampling.max_tokens
+        self._max_lens[slot] = min(admission.num_prompt_tokens + max_tokens, self._max_model_len)
+        self._draft_limits[slot] = 0
         self.num_prompt_tokens[slot] = admission.num_prompt_tokens
         self.num_computed_tokens[slot] = admission.num_computed_tokens
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
@@ -162,6 +221,11 @@ class SlotTable:
         for slot, count in zip(plan.grown_slots, plan.grown_counts, strict=True):
             self._append_blocks(slot, plan.grown_block_ids[start : start + count])
             start += count
+
+    def _limit_drafts(self, plan: BatchPlan) -> None:
+        if len(plan.draft_slots) != len(plan.draft_limits):
+            raise PlanError("draft_limits must hold one limit for each of draft_slots")
+        self._draft_limits[self._bound_slots(plan.draft_slots, "given a draft limit")] = plan.draft_limits
 
     def _append_blocks(self, slot: int, block_ids: tuple[int, ...]) -> None:
         start = int(self._num_slot_blocks[slot])
@@ -204,4 +268,9 @@ class SlotTable:
                 f"slot {slot} cannot run tokens {starts[i]} to {ends[i] - 1}: it knows {known[i]} tokens and has "
                 f"{self._num_slot_blocks[slot]} blocks of {self.block_size}; the context is {self._max_model_len}"
             )
-        return Runs(slots=slots, lens=lens, starts=starts, draws=draws)
+        return Runs(slots=slots, lens=lens, starts=starts, draws=draws, num_drafts=np.zeros_like(lens))
+
+
+def _ranks(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... for each of `counts`, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -29,6 +29,9 @@ class Runner(Protocol):
     @property
     def max_num_batched_tokens(self) -> int: ...
 
+    @property
+    def max_num_draft_tokens(self) -> int: ...
+
     def step(self, plan: BatchPlan) -> StepResult: ...
 
     def prepare(self, grammar: str) -> str:

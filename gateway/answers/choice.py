@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from gateway.openai.prompt_logprobs import EchoedToken
 from gateway.requests.job import Job
@@ -28,15 +28,16 @@ class ScoredToken:
     text_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
-    """What a choice gained. `index` counts over all prompts; `num_tokens` are the new ones, `token_ids` theirs if they
-    were asked for. `text` is the answer's content; thinking and calls are beside it. `num_reasoning_tokens` of the new
-    tokens are the thinking's.
-    `stop_reason` is the stop string or the requested stop token that ended it; `timeline` comes with the
-    finish if it was asked for. `echoed` are the prompt's tokens, once, before those of the choice."""
+class ChoiceDelta(NamedTuple):
+    """What a choice gained. `choice_index` counts over all prompts; `num_tokens` are the new ones, `token_ids` theirs
+    if they were asked for. `text` is the answer's content; thinking and calls are beside it. `num_reasoning_tokens`
+    of the new tokens are the thinking's. `stop_reason` is the stop string or the requested stop token that ended it;
+    `timeline` comes with the finish if it was asked for. `echoed` are the prompt's tokens, once, before those of the
+    choice.
 
-    index: int
+    One is made for each token of each stream, so it is a tuple."""
+
+    choice_index: int
     text: str
     num_tokens: int
     scored: tuple[ScoredToken, ...] = ()
@@ -53,7 +54,8 @@ class ChoiceDelta:
 class Choice:
     """Text state of one choice. After a delta with a finish, everything else from the engine is ignored.
 
-    A stop string ends it, unless the timeline is asked for: that comes with the engine's own end.
+    It is `stopped` once a stop string was found, or the only call that was wanted has ended: no more tokens are needed.
+    That ends it, unless the timeline is asked for: that comes with the engine's own end.
     """
 
     def __init__(self, index: int, prompt_index: int, job: Job, tokenizer: Tokenizer, stops: StopStrings) -> None:
@@ -74,15 +76,12 @@ class Choice:
         )
         self._text.num_chars = len(prompt.echo)
         self._parser = None if job.message_format is None else job.message_format.new_parser()
+        self.stopped = False
         self.finished = False
-
-    def has_stopped(self) -> bool:
-        """A stop string was found, or the only call that was wanted has ended: no more tokens are needed."""
-        return self._text.matched is not None or (self._parser is not None and self._parser.ended)
 
     def take(self, event: TokensGenerated) -> ChoiceDelta | None:
         """The delta of some tokens; None once stopped. Raises EngineError if tokens were lost on the way."""
-        if self.finished or self.has_stopped():
+        if self.finished or self.stopped:
             return None
         if event.first_index != self._text.num_tokens:
             raise EngineError(f"token {self._text.num_tokens} of choice {self._index} was lost on the way")
@@ -99,13 +98,14 @@ class Choice:
         delta = ChoiceDelta(self._index, "".join(pieces), num_tokens, tuple(scored))
         if self._parser is not None:
             parts = self._parser.push(*pieces)
-            delta = replace(_with_parts(delta, parts), num_reasoning_tokens=parts.num_reasoning_tokens)
+            delta = _with_parts(delta, parts)._replace(num_reasoning_tokens=parts.num_reasoning_tokens)
         if self._return_token_ids:
-            delta = replace(delta, token_ids=event.token_ids[:num_tokens])
-        self.finished = self.has_stopped() and not self._include_timeline
+            delta = delta._replace(token_ids=event.token_ids[:num_tokens])
+        self.stopped = self._text.matched is not None or (self._parser is not None and self._parser.ended)
+        self.finished = self.stopped and not self._include_timeline
         if not self.finished:
             return delta
-        return self._ended(replace(delta, finish="stop", stop_reason=self._text.matched))
+        return self._ended(delta._replace(finish="stop", stop_reason=self._text.matched))
 
     def finish(self, event: ChoiceFinished) -> ChoiceDelta | None:
         """The last delta; None once finished.
@@ -115,7 +115,7 @@ class Choice:
         if self.finished:
             return None
         self.finished = True
-        if self.has_stopped():
+        if self.stopped:
             return self._last("", "stop", self._text.matched, event)
         event.require_success(grammar_field=self._grammar_field)
         text = self._text.finish()
@@ -129,15 +129,14 @@ class Choice:
         delta = ChoiceDelta(self._index, text, 0)
         if self._parser is not None:
             delta = _with_parts(delta, self._parser.push(text))
-        return self._ended(replace(delta, finish=finish, stop_reason=stop_reason, timeline=event.timeline))
+        return self._ended(delta._replace(finish=finish, stop_reason=stop_reason, timeline=event.timeline))
 
     def _ended(self, delta: ChoiceDelta) -> ChoiceDelta:
         """With what the parser held back. An answer with calls ends by them, unless its length ended it."""
         if self._parser is None:
             return delta
         last = self._parser.finish()
-        return replace(
-            delta,
+        return delta._replace(
             text=delta.text + last.content,
             reasoning=delta.reasoning + last.reasoning,
             tool_calls=merged(delta.tool_calls + last.tool_calls),
@@ -146,7 +145,7 @@ class Choice:
 
 
 def _with_parts(delta: ChoiceDelta, parts: MessageDelta) -> ChoiceDelta:
-    return replace(delta, text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
+    return delta._replace(text=parts.content, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
 
 
 def _skipped_ids(job: Job, tokenizer: Tokenizer) -> frozenset[int]:

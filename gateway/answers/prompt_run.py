@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.answers.choice import Choice, ChoiceDelta
 from gateway.openai.prompt_logprobs import PromptScores, echoed_tokens
@@ -68,19 +68,18 @@ class PromptRun:
         if self.scores is not None and self.scores.complete:
             yield from self._echo(self.scores)
 
-    def take(self, event: GenerateEvent) -> Iterator[ChoiceDelta]:
+    def take(self, event: GenerateEvent) -> Iterable[ChoiceDelta]:
         """Raises what `Choice.finish` raises if the engine gave a choice up."""
         if isinstance(event, PromptLogprobs):
-            yield from self._take_scores(event)
-            return
+            return self._take_scores(event)
         delta = self._take(event)
         if delta is None or not self._job.generate:
-            return
+            return ()
         if self.scores is None or self.scores.complete:
-            yield delta
-        else:
-            # Another choice than the first may be ahead of it.
-            self._held.append(delta)
+            return (delta,)
+        # Another choice than the first may be ahead of it.
+        self._held.append(delta)
+        return ()
 
     def end(self) -> Iterator[ChoiceDelta]:
         """The engine has said all. Raises EngineError if something is missing."""
@@ -91,23 +90,22 @@ class PromptRun:
 
     def _take(self, event: TokensGenerated | ChoiceFinished) -> ChoiceDelta | None:
         choice = self._choices[event.choice_index]
-        was_finished, was_stopped = choice.finished, choice.has_stopped()
+        was_finished, was_stopped = choice.finished, choice.stopped
         if isinstance(event, ChoiceFinished):
             self._num_cached.append(event.num_cached_tokens)
             delta = choice.finish(event)
         else:
             delta = choice.take(event)
-            if choice.has_stopped() and not was_stopped:
+            if choice.stopped and not was_stopped:
                 self.stopped.append(event.choice_index)
         self._num_unfinished -= choice.finished and not was_finished
         return delta
 
-    def _take_scores(self, part: PromptLogprobs) -> Iterator[ChoiceDelta]:
+    def _take_scores(self, part: PromptLogprobs) -> Iterable[ChoiceDelta]:
         if self.scores is None:
             raise EngineError("the engine brought log-probabilities of a prompt that nobody asked for")
         self.scores.take(part)
-        if self.scores.complete:
-            yield from self._echo(self.scores)
+        return self._echo(self.scores) if self.scores.complete else ()
 
     def _echo(self, scores: PromptScores) -> Iterator[ChoiceDelta]:
         """The prompt is scored: its echo may go out, and then what its choices have so far."""

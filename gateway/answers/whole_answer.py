@@ -57,7 +57,7 @@ async def collect(generation: Generation, job: Job) -> list[ChoiceAnswer]:
     growing = [_Growing() for _ in range(job.num_choices)]
     while (deltas := await generation.next_deltas()) is not None:
         for delta in deltas:
-            choice = growing[delta.index]
+            choice = growing[delta.choice_index]
             choice.pieces.append(delta.text)
             choice.reasoning.append(delta.reasoning)
             choice.tool_calls.extend(delta.tool_calls)

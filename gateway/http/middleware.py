@@ -40,6 +40,13 @@ def record_of(scope: Scope) -> RequestRecord:
     return record
 
 
+def server_send(scope: Scope) -> Send:
+    """For the body of a response that has started: no layer between the server and a route does anything with that, but
+    each would add a call to every token."""
+    send: Send = scope["state"]["send"]
+    return send
+
+
 class RequestMiddleware:
     """The outermost layer of the application, so that nothing goes unseen."""
 
@@ -53,7 +60,7 @@ class RequestMiddleware:
             return
         headers = Headers(scope=scope)
         record = RequestRecord(request_id=_request_id(headers))
-        scope.setdefault("state", {})["record"] = record
+        scope.setdefault("state", {}).update(record=record, send=send)
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -40,9 +40,9 @@ class ChunkFrame:
     def chunk(self, choice: bytes, counts: TokenCounts | None = None, more: bytes = b"") -> bytes:
         """`counts` are those so far; `more` are members of the chunk besides, each with a comma before it."""
         if not self.include_usage:
-            return self._head + choice + b"]" + more + b"}\n\n"
+            return b"%b%b]%b}\n\n" % (self._head, choice, more)
         shown = counts.to_json() if counts is not None and self.is_continuous else _NULL
-        return self._head + choice + b'],"usage":' + shown + more + b"}\n\n"
+        return b'%b%b],"usage":%b%b}\n\n' % (self._head, choice, shown, more)
 
     def end(self, counts: TokenCounts) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""
@@ -78,21 +78,23 @@ class ChatChunkEncoder(_ChunkEncoder):
 
     def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         events = b""
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            events = self._first_chunk(delta.index, counts)
+        if delta.choice_index not in self._begun:
+            self._begun.add(delta.choice_index)
+            events = self._first_chunk(delta.choice_index, counts)
         if delta.reasoning:
-            events += self._chunk(delta.index, reasoning_delta(delta.reasoning), counts)
+            events += self._chunk(delta.choice_index, reasoning_delta(delta.reasoning), counts)
         if delta.text or delta.scored or delta.token_ids:
             logprobs = _NULL
             if self._job.with_logprobs:
                 logprobs = _dump(chat_logprobs(delta.scored, self._tokenizer, as_ids=self._job.tokens_as_ids))
             text = b'{"content":' + orjson.dumps(delta.text) + b"}"
-            events += self._chunk(delta.index, text, counts, logprobs, _NOT_FINISHED + _token_ids(delta.token_ids))
+            events += self._chunk(
+                delta.choice_index, text, counts, logprobs, _NOT_FINISHED + _token_ids(delta.token_ids)
+            )
         if delta.tool_calls:
-            events += self._chunk(delta.index, tool_calls_delta(delta.tool_calls), counts)
+            events += self._chunk(delta.choice_index, tool_calls_delta(delta.tool_calls), counts)
         if delta.finish is not None:
-            events += self._chunk(delta.index, b"{}", counts, finish=_finish(delta))
+            events += self._chunk(delta.choice_index, b"{}", counts, finish=_finish(delta))
         return events
 
     def _first_chunk(self, index: int, counts: TokenCounts | None) -> bytes:
@@ -119,9 +121,9 @@ class CompletionChunkEncoder(_ChunkEncoder):
 
     def encode(self, delta: ChoiceDelta, counts: TokenCounts | None) -> bytes:
         text, more = delta.text, _token_ids(delta.token_ids)
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            prompt = self._job.prompt_of(delta.index)
+        if delta.choice_index not in self._begun:
+            self._begun.add(delta.choice_index)
+            prompt = self._job.prompt_of(delta.choice_index)
             text = prompt.echo + text
             if self._job.return_token_ids:
                 more += b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids)
@@ -132,7 +134,7 @@ class CompletionChunkEncoder(_ChunkEncoder):
             shown = completion_logprobs(delta.scored, self._tokenizer, delta.echoed, as_ids=self._job.tokens_as_ids)
             logprobs = _dump(shown)
         choice = b'{"index":%d,"text":%b,"logprobs":%b,%b}' % (
-            delta.index,
+            delta.choice_index,
             orjson.dumps(text),
             logprobs,
             _finish(delta) + more,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
 from pageloom.errors import InvalidRequest
-from pageloom.field_errors import invalid_request
+from pageloom.field_errors import naming_fields
 from pageloom.form_limits import FormLimits
 from pageloom.grammars import gbnf
 from pageloom.grammars import grammar as grammars
@@ -93,10 +91,8 @@ def _structural_tag(wanted: object, param: str, tokenizer: Tokenizer, style: Jso
     special_tokens = tokenizer.special_ids_by_text
     if isinstance(wanted, dict) and wanted.get("format") is not None:
         return format_grammar(wanted["format"], param=f"{param}.format", special_tokens=special_tokens, style=style)
-    try:
+    with naming_fields(param):
         tag = StructuralTag.model_validate(wanted)
-    except ValidationError as error:
-        raise _invalid_part(error, param) from None
     return grammars.structural_tag(
         [Tag(begin=each.begin, schema=each.schema_, end=each.end) for each in tag.structures],
         tag.triggers,
@@ -104,8 +100,3 @@ def _structural_tag(wanted: object, param: str, tokenizer: Tokenizer, style: Jso
         special_tokens=special_tokens,
         style=style,
     )
-
-
-def _invalid_part(error: ValidationError, param: str) -> InvalidRequest:
-    prefix = ("body", *param.split("."))
-    return invalid_request([{**details, "loc": (*prefix, *details["loc"])} for details in error.errors()])

@@ -9,11 +9,21 @@ from pageloom.choice_text import ChoiceText
 from pageloom.detokenizer import StopStrings
 from pageloom.errors import EngineError
 from pageloom.llm import outputs
-from pageloom.llm.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from pageloom.llm.outputs import (
+    ChatAnswer,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ToolCall,
+)
 from pageloom.llm.prompts import Prompt
 from pageloom.llm.sampling_params import RequestOutputKind, SamplingParams
 from pageloom.outputs import ChoiceFinished, GenerateEvent, PromptLogprobs, TokenLogprobs
 from pageloom.outputs import FinishReason as EngineFinish
+from pageloom.parsing.message_parser import MessageFormat
+from pageloom.parsing.tool_calls import merged
 from pageloom.requests import GenerateRequest
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
@@ -24,7 +34,8 @@ GRAMMAR_FIELD = "structured_outputs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, what is asked of its answers, and the engine's part of that. `arrived_s` is of `time.time`."""
+    """A prompt, what is asked of its answers, and the engine's part of that. `arrived_s` is of `time.time`.
+    `message_format` tells the parts of an answer apart, if it may have several."""
 
     prompt: Prompt
     params: SamplingParams
@@ -32,6 +43,7 @@ class Question:
     request_id: str
     eos_token_ids: tuple[int, ...]
     arrived_s: float
+    message_format: MessageFormat | None = None
 
 
 class Answer:
@@ -118,6 +130,7 @@ class _Choice:
         params = question.params
         self._index = index
         self._tokenizer = tokenizer
+        self._format = question.message_format
         self._requested_stop_ids = frozenset(params.stop_token_ids or ())
         self._text: ChoiceText | None = None
         if params.detokenize:
@@ -125,7 +138,7 @@ class _Choice:
                 tokenizer,
                 stops,
                 prompt_token_ids=question.prompt.token_ids,
-                skipped_ids=tokenizer.special_ids if params.skip_special_tokens else frozenset(),
+                skipped_ids=_skipped_ids(question, tokenizer),
                 stop_token_ids=self._requested_stop_ids.union(question.eos_token_ids),
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
@@ -180,6 +193,7 @@ class _Choice:
             token_ids=self.token_ids[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            message=self._message() if self.finish_reason is not None else None,
         )
         if self._logprobs is None:
             return whole
@@ -188,6 +202,20 @@ class _Choice:
             whole,
             logprobs=self._logprobs[first_token:],
             cumulative_logprob=sum(entry[token_id].logprob for token_id, entry in drawn),
+        )
+
+    def _message(self) -> ChatAnswer | None:
+        if self._format is None:
+            return None
+        parser = self._format.new_parser()
+        parts, last = parser.push("".join(self._pieces)), parser.finish()
+        return ChatAnswer(
+            content=parts.content + last.content,
+            reasoning=parts.reasoning + last.reasoning,
+            tool_calls=tuple(
+                ToolCall(id=call.id or "", name=call.name or "", arguments=call.arguments)
+                for call in merged(parts.tool_calls + last.tool_calls)
+            ),
         )
 
     @property
@@ -201,6 +229,13 @@ class _Choice:
                 _entry(token_id, of_token, None, self._tokenizer)
                 for token_id, of_token in zip(token_ids, logprobs, strict=True)
             )
+
+
+def _skipped_ids(question: Question, tokenizer: Tokenizer) -> frozenset[int]:
+    if not question.params.skip_special_tokens:
+        return frozenset()
+    shown_ids = frozenset() if question.message_format is None else question.message_format.marker_token_ids
+    return tokenizer.special_ids - shown_ids
 
 
 def _entry(token_id: int, logprobs: TokenLogprobs, rank: int | None, tokenizer: Tokenizer) -> outputs.TokenLogprobs:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pageloom.errors import InvalidRequest
 from pageloom.llm.answer import Question
+from pageloom.llm.asked import Asked
 from pageloom.llm.engine import Engine
 from pageloom.llm.prompts import Prompt, PromptType, listed, read_prompt
 from pageloom.llm.sampling_params import SamplingParams
@@ -53,13 +54,10 @@ def priority_each(count: int, priority: int | Sequence[int] | None) -> list[int]
     return _counted(priority, count, "priority")
 
 
-async def ask_each(
-    engine: Engine, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: Sequence[int]
-) -> list[Question]:
-    """Raises InvalidRequest or ContextLengthExceeded before the engine has heard of any of them."""
+async def ask_each(engine: Engine, asked: Sequence[Asked], priority: Sequence[int]) -> list[Question]:
+    """Raises InvalidRequest before the engine has heard of any of them."""
     return [
-        engine.question(prompt, each, priority=its_priority)
-        for prompt, each, its_priority in zip(prompts, params, priority, strict=True)
+        await engine.question(each, priority=its_priority) for each, its_priority in zip(asked, priority, strict=True)
     ]
 
 

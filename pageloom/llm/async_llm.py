@@ -13,8 +13,9 @@ from rich.console import Console
 from pageloom.errors import DuplicateRequest
 from pageloom.llm import asking
 from pageloom.llm.answer import Answer
+from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts
 from pageloom.llm.engine import Engine
-from pageloom.llm.engine_options import LLMOptions, engine_config, naming_arguments
+from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
 from pageloom.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from pageloom.llm.pooling import pool_all
 from pageloom.llm.prompts import PromptType, read_prompt
@@ -67,19 +68,43 @@ class AsyncLLM:
         Raises what `LLM.generate` raises, and DuplicateRequest while another request has this id.
         """
         engine = self._running
-        if request_id in self._answers:
-            raise DuplicateRequest(
-                f"request_id {request_id!r} is that of a request that still runs", param="request_id"
-            )
         params = sampling_params or asking.default_sampling_params(engine)
         read = await asyncio.to_thread(read_prompt, prompt, engine.model.tokenizer, engine.info)
-        question = engine.question(read, params, request_id=request_id, priority=priority)
+        (asked,) = await asyncio.to_thread(ask_prompts, [read], [params], engine.model)
+        async with aclosing(self._answer(engine, asked, request_id, priority)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: ChatMessages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        **arguments: Unpack[ChatArguments],
+    ) -> AsyncGenerator[RequestOutput]:
+        """The same for a conversation, with the arguments of `LLM.chat`."""
+        engine = self._running
+        check_names("chat", arguments, ChatArguments)
+        params = sampling_params or asking.default_sampling_params(engine)
+        asked = await asyncio.to_thread(ask_chat, messages, params, arguments, engine.model, engine.info)
+        async with aclosing(self._answer(engine, asked, request_id, priority)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _answer(
+        self, engine: Engine, asked: Asked, request_id: str | None, priority: int
+    ) -> AsyncGenerator[RequestOutput]:
+        if request_id in self._answers:
+            raise DuplicateRequest(f"a request with request_id {request_id!r} still runs", param="request_id")
+        question = await engine.question(asked, request_id=request_id, priority=priority)
         answer = Answer(question, engine.model.tokenizer)
         self._answers[question.request_id] = question.request.request_id, answer
         try:
             async with aclosing(engine.answer(question, answer)) as growing:
                 async for output in growing:
-                    if output.finished or params.output_kind is not RequestOutputKind.FINAL_ONLY:
+                    if output.finished or asked.params.output_kind is not RequestOutputKind.FINAL_ONLY:
                         yield output
         finally:
             del self._answers[question.request_id]

@@ -12,15 +12,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from pageloom.bad_words import bad_word_ids
 from pageloom.client import EngineClient
 from pageloom.errors import EngineError, InvalidRequest, Unavailable
 from pageloom.grammars.compiler import GrammarCompiler
 from pageloom.llm.answer import GRAMMAR_FIELD, Answer, Question
+from pageloom.llm.asked import Asked
 from pageloom.llm.batch import Batch
 from pageloom.llm.outputs import RequestOutput
 from pageloom.llm.prompts import Prompt
-from pageloom.llm.sampling_params import SamplingParams
 from pageloom.local_stack import LocalStack, StackConfig
 from pageloom.model_files import locate_model
 from pageloom.plan import ModelInfo
@@ -83,19 +82,13 @@ class Engine:
                 engine._watch(stack)
             yield engine
 
-    def question(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        grammar: str = "",
-    ) -> Question:
+    async def question(self, asked: Asked, *, request_id: str | None = None, priority: int = 0) -> Question:
         """Takes the next seed. Raises InvalidRequest or, if the engine has ended, EngineError."""
         if self._failure is not None:
             raise self._failure
-        sampler = params.sampler(bad_words=bad_word_ids(params.bad_words or (), self.model.tokenizer), grammar=grammar)
+        prompt, params, sampler = asked.prompt, asked.params, asked.sampler
+        if sampler.grammar:
+            await self._grammars.check(sampler.grammar, param=asked.grammar_field)
         sampler.check_vocabulary(self.info.vocab_size)
         room = self.info.max_model_len - len(prompt.token_ids)
         if sampler.seed is None and self._seeds is not None:
@@ -119,6 +112,7 @@ class Engine:
             # The end of a grammar is the end of the answer, whatever ignore_eos says.
             eos_token_ids=self.info.eos_token_ids if sampler.ends_at_eos else (),
             arrived_s=time.time(),
+            message_format=asked.message_format,
         )
 
     def new_id(self) -> str:
@@ -126,19 +120,13 @@ class Engine:
 
     def cache_salt(self, prompt: Prompt) -> str:
         """Prompts of different salts share no KV blocks."""
-        return (
-            f"{self._prefix}-{self._cache_generation}-{prompt.cache_salt}"
-            if self._cache_generation
-            else prompt.cache_salt
-        )
+        if not self._cache_generation:
+            return prompt.cache_salt
+        return f"{self._prefix}-{self._cache_generation}-{prompt.cache_salt}"
 
     def reset_prefix_cache(self) -> None:
         """What was computed so far serves no later request; its blocks are the first to be used again."""
         self._cache_generation += 1
-
-    async def check_grammar(self, grammar: str) -> None:
-        """Raises InvalidRequest unless it compiles."""
-        await self._grammars.check(grammar, param=GRAMMAR_FIELD)
 
     async def answer_all(
         self, questions: Sequence[Question], on_answer: Callable[[RequestOutput], object]

@@ -80,7 +80,7 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)")
 def engine_config(caller: str, model: str, options: LLMOptions) -> EngineConfig:
     """Raises TypeError for an argument that nobody knows, and InvalidConfig, naming the argument."""
     given = cast("dict[str, Any]", options)
-    _check_names(caller, given)
+    check_names(caller, given, LLMOptions)
     _check_types(given)
     engine = {name: value for name, value in given.items() if name in EngineOptions.__annotations__}
     address = options.get("address")
@@ -123,8 +123,9 @@ def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:
         )
 
 
-def _check_names(caller: str, given: Mapping[str, Any]) -> None:
-    known = get_type_hints(LLMOptions)
+def check_names(caller: str, given: Mapping[str, object], known_in: type) -> None:
+    """Raises TypeError for an argument that is no key of a TypedDict, with what may have been meant."""
+    known = get_type_hints(known_in)
     for name in given:
         if name in known:
             continue

@@ -14,8 +14,9 @@ from rich.console import Console
 from pageloom.batch_progress import BatchProgress
 from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.llm import asking, outputs
+from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts, listed_chats
 from pageloom.llm.engine import Engine
-from pageloom.llm.engine_options import LLMOptions, engine_config, naming_arguments
+from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
 from pageloom.llm.loop_thread import LoopThread
 from pageloom.llm.metrics import Metric, read_metrics
 from pageloom.llm.outputs import EmbeddingRequestOutput, PoolingRequestOutput, RequestOutput, ScoringRequestOutput
@@ -84,8 +85,34 @@ class LLM:
         Raises InvalidRequest, which names what was wrong, before anything is generated; ContextLengthExceeded for a
         prompt that leaves no room for a token; EngineError if the engine has failed.
         """
-        asked = asking.read_prompts(self._running, prompts)
-        return self._answer(asked, sampling_params, priority, use_tqdm=use_tqdm)
+        engine = self._running
+        read = asking.read_prompts(engine, prompts)
+        params = asking.one_each(engine, len(read), sampling_params)
+        return self._answer(ask_prompts(read, params, engine.model), priority, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] | None = None,
+        **arguments: Unpack[ChatArguments],
+    ) -> list[RequestOutput]:
+        """The answers to one conversation, a list of messages with OpenAI's keys, or to each of several; `arguments`
+        are described at `ChatArguments`. The text of an answer is as the model wrote it; what it says, thinks and calls
+        is told apart in its `message`.
+
+        Raises what `generate` raises, and TypeError for an argument that nobody knows.
+        """
+        engine = self._running
+        check_names("chat", arguments, ChatArguments)
+        chats = listed_chats(messages)
+        params = asking.one_each(engine, len(chats), sampling_params)
+        asked = [
+            ask_chat(chat, each, arguments, engine.model, engine.info) for chat, each in zip(chats, params, strict=True)
+        ]
+        return self._answer(asked, priority, use_tqdm=use_tqdm)
 
     def embed(
         self, prompts: PromptType | Sequence[PromptType], *, use_tqdm: bool = True, normalize: bool = True
@@ -172,22 +199,16 @@ class LLM:
         return self._engine
 
     def _answer(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: int | Sequence[int] | None,
-        *,
-        use_tqdm: bool,
+        self, asked: Sequence[Asked], priority: int | Sequence[int] | None, *, use_tqdm: bool
     ) -> list[RequestOutput]:
         engine = self._running
-        each = asking.one_each(engine, len(prompts), params)
-        priorities = asking.priority_each(len(prompts), priority)
+        priorities = asking.priority_each(len(asked), priority)
 
         async def answer(count: Callable[[int], object]) -> list[RequestOutput]:
-            questions = await asking.ask_each(engine, prompts, each, priorities)
+            questions = await asking.ask_each(engine, asked, priorities)
             return await engine.answer_all(questions, lambda output: count(_num_tokens(output)))
 
-        with _counting(len(prompts), use_tqdm) as count:
+        with _counting(len(asked), use_tqdm) as count:
             return self._thread.run(answer(count))
 
     def _pool(self, prompts: Sequence[Prompt], use_tqdm: bool) -> list[Pooled]:

@@ -34,9 +34,13 @@ class LoopThread:
         def cancel() -> None:
             for task in started:
                 task.cancel()
+            if not started:
+                # The signal came before the work was handed over.
+                work.close()
+                ended.cancel()
 
-        self._loop.call_soon_threadsafe(start)
         try:
+            self._loop.call_soon_threadsafe(start)
             return ended.result()
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(cancel)

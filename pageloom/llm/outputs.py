@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pageloom.timeline import Timeline
 
-FinishReason = Literal["stop", "length", "abort", "tool_calls"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,29 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """`arguments` is JSON text as the model wrote it: cut short if the answer was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """The parts of the text: what the model says, what it thought before, and the tools that it calls."""
+
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """One answer. `token_ids` count the token that ended it. `logprobs` hold an entry for each token, by token id: the
-    drawn token and the likeliest; `cumulative_logprob` is their sum; both only if they were asked for. `stop_reason` is
-    the stop string or the requested stop token that ended it."""
+    drawn token and the likeliest; `cumulative_logprob` is the sum of the drawn; both only if they were asked for.
+    `stop_reason` is the stop string or the requested stop token that ended it. `message` is the answer to a chat with
+    tools, or of a model that thinks, once it is complete; `text` is all of it as the model wrote it."""
 
     index: int
     text: str
@@ -55,6 +74,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    message: ChatAnswer | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None

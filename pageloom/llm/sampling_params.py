@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 from pageloom import sampling_params
 from pageloom.errors import InvalidRequest
+from pageloom.field_errors import naming_fields
+from pageloom.grammars.schemas import FormOptions
+from pageloom.grammars.structured_outputs import constrained_field
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
@@ -24,13 +27,29 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form of an answer: exactly one of the first six; docs/structured-outputs.md says what they accept. `json` is
+    a schema, or its text. The others say how JSON is written."""
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """vLLM's fields, defaults and meaning. May be changed until it is used; one value may serve many prompts.
 
     What the sampler is told is `pageloom.sampling_params.SamplingParams`, which also checks it; this adds what concerns
-    texts: `n` answers, `stop` strings, `bad_words`, `detokenize`, special tokens. `max_tokens` None is the rest of the
-    context. `seed` −1 is none. `spaces_between_special_tokens` has no effect: none are put there.
+    texts: `n` answers, `stop` strings, `bad_words`, `structured_outputs`, special tokens. `max_tokens` None is the rest
+    of the context. `seed` −1 is none. `spaces_between_special_tokens` has no effect: none are put there.
 
     Raises InvalidRequest, which names the field, if a value is out of range.
     """
@@ -58,10 +77,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         self.sampler()
+        constrained_field(self.form())
 
     def clone(self) -> Self:
         return replace(self)
@@ -69,6 +90,14 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def form(self) -> FormOptions:
+        """`structured_outputs` as the grammars' code reads it. Raises InvalidRequest."""
+        if self.structured_outputs is None:
+            return FormOptions()
+        given = {name: value for name, value in asdict(self.structured_outputs).items() if value is not None}
+        with naming_fields():
+            return FormOptions.model_validate({"structured_outputs": given})
 
     def sampler(
         self, *, bad_words: tuple[tuple[int, ...], ...] = (), grammar: str = ""

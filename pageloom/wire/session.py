@@ -41,8 +41,8 @@ class StreamTokens(NamedTuple):
     stream_id: int
     choice_index: int
     first_index: int
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 class StreamPromptLogprobs(NamedTuple):
@@ -155,18 +155,19 @@ def _tokens(message: engine_pb2.SessionResponse) -> list[StreamTokens]:
         message.stream_ids,
         message.choice_indexes or repeat(0, num_entries),
         message.first_indexes,
-        nums_tokens,
+        # A token for each is the rule.
+        _cut(token_ids, nums_tokens) if message.num_tokens else zip(token_ids, strict=True),
+        [logprobs.get(index, ()) for index in range(num_entries)] if logprobs else repeat((), num_entries),
         strict=True,
     )
-    entries = []
+    return list(map(StreamTokens._make, columns))
+
+
+def _cut(token_ids: tuple[int, ...], nums_tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
     start = 0
-    for index, (stream_id, choice_index, first_index, num_tokens) in enumerate(columns):
-        end = start + num_tokens
-        entries.append(
-            StreamTokens(stream_id, choice_index, first_index, token_ids[start:end], logprobs.get(index, ()))
-        )
-        start = end
-    return entries
+    for num_tokens in nums_tokens:
+        yield token_ids[start : start + num_tokens]
+        start += num_tokens
 
 
 def _logprobs_by_entry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import starmap, zip_longest
 
+from pageloom.outputs import TokenLogprobs
 from pageloom.plan import Admission, BatchPlan, Failure, StepResult, WorkerHello
 from pageloom.rpc.v1 import worker_pb2
 from pageloom.wire.common import (
@@ -35,6 +36,7 @@ def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
         max_num_seqs=hello.max_num_seqs,
         max_num_batched_tokens=hello.max_num_batched_tokens,
         highest_epoch=hello.highest_epoch,
+        max_num_draft_tokens=hello.max_num_draft_tokens,
     )
 
 
@@ -47,6 +49,7 @@ def hello_from_proto(message: worker_pb2.Hello) -> WorkerHello:
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
         highest_epoch=message.highest_epoch,
+        max_num_draft_tokens=message.max_num_draft_tokens,
     )
 
 
@@ -93,6 +96,8 @@ def plan_to_proto(plan: BatchPlan) -> worker_pb2.BatchPlan:
         held_slots=plan.held_slots,
         copy_source_block_ids=plan.copy_source_block_ids,
         copy_target_block_ids=plan.copy_target_block_ids,
+        draft_slots=plan.draft_slots,
+        draft_limits=plan.draft_limits,
     )
 
 
@@ -111,6 +116,8 @@ def plan_from_proto(message: worker_pb2.BatchPlan) -> BatchPlan:
         held_slots=tuple(message.held_slots),
         copy_source_block_ids=tuple(message.copy_source_block_ids),
         copy_target_block_ids=tuple(message.copy_target_block_ids),
+        draft_slots=tuple(message.draft_slots),
+        draft_limits=tuple(message.draft_limits),
     )
 
 
@@ -120,12 +127,16 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         step=result.step,
         slots=result.slots,
         token_ids=result.token_ids,
-        logprob_slots=list(result.logprobs),
-        logprobs=[logprobs_to_proto(logprobs) for logprobs in result.logprobs.values()],
+        token_counts=result.token_counts,
+        draft_counts=result.draft_counts,
+        draft_limit=result.draft_limit,
+        logprob_slots=[slot for slot, logprobs in result.logprobs.items() for _ in logprobs],
+        logprobs=[logprobs_to_proto(one) for logprobs in result.logprobs.values() for one in logprobs],
         failed_slots=list(result.failures),
         failure_messages=[failure.message for failure in result.failures.values()],
         failure_params=[failure.param for failure in result.failures.values()],
         duration_us=round(result.duration_s * 1e6),
+        undrafted_duration_us=round(result.undrafted_duration_s * 1e6),
         scored_slots=list(result.prompt_logprobs),
         prompt_logprobs=[prompt_logprobs_to_proto(scores) for scores in result.prompt_logprobs.values()],
         pooled_slots=list(result.embeddings),
@@ -134,7 +145,9 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
 
 
 def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
-    logprobs = map(logprobs_from_proto, message.logprobs)
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for slot, one in zip(message.logprob_slots, message.logprobs, strict=True):
+        logprobs[slot] = (*logprobs.get(slot, ()), logprobs_from_proto(one))
     # Recordings from before failures had a field are read, too.
     failures = starmap(Failure, zip_longest(message.failure_messages, message.failure_params, fillvalue=""))
     prompt_logprobs = map(prompt_logprobs_from_proto, message.prompt_logprobs)
@@ -143,9 +156,13 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
         step=message.step,
         slots=tuple(message.slots),
         token_ids=tuple(message.token_ids),
-        logprobs=dict(zip(message.logprob_slots, logprobs, strict=True)),
+        token_counts=tuple(message.token_counts),
+        draft_counts=tuple(message.draft_counts),
+        draft_limit=message.draft_limit if message.HasField("draft_limit") else None,
+        logprobs=logprobs,
         failures=dict(zip(message.failed_slots, failures, strict=True)),
         prompt_logprobs=dict(zip(message.scored_slots, prompt_logprobs, strict=True)),
         embeddings=dict(zip(message.pooled_slots, message.embeddings, strict=True)),
         duration_s=message.duration_us / 1e6,
+        undrafted_duration_s=message.undrafted_duration_us / 1e6,
     )

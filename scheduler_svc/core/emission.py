@@ -14,16 +14,16 @@ from pageloom.plan import CacheInfo
 
 
 class NewTokens(NamedTuple):
-    """The tokens of one commit, one for each choice that drew: parallel columns.
+    """The tokens of one commit, those of one choice in order: parallel columns.
 
-    `keys` are those that `submit` returned; `first_indexes` count from a choice's first output token.
-    `logprobs` has an entry by key for each choice that asked.
+    `keys` are those that `submit` returned; `indexes` count from a choice's first output token.
+    `logprobs` has an entry for each token whose choice asked, and is empty if none did.
     """
 
     keys: NDArray[np.int64]
-    first_indexes: NDArray[np.int64]
+    indexes: NDArray[np.int64]
     token_ids: NDArray[np.int64]
-    logprobs: dict[int, TokenLogprobs]
+    logprobs: list[TokenLogprobs | None]
 
 
 class ScoredPrompt(NamedTuple):
@@ -85,7 +85,7 @@ class Committed(NamedTuple):
 
 
 _NOTHING = np.zeros(0, np.int64)
-NO_TOKENS = NewTokens(_NOTHING, _NOTHING, _NOTHING, {})
+NO_TOKENS = NewTokens(_NOTHING, _NOTHING, _NOTHING, [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,11 @@ def check(scheduler: Scheduler) -> None:
         _check_slots(group, where)
         _check_pool(group, where)
         _check_promises(group, where)
+        # Drafts of all steps that may be in flight at a time, which blocks may be held for.
+        num_drafts = group.max_num_draft_tokens * scheduler.limits.max_num_steps_in_flight
         for binding in group.bound:
-            _check_progress(group, binding, f"{where}, slot {binding.slot}")
+            _check_progress(group, binding, num_drafts, f"{where}, slot {binding.slot}")
+        _check_drafts(group, where)
         _check_shared_blocks(group, where)
         _check_prefix_cache(group, where)
         _check_steps(group, where)
@@ -104,13 +107,15 @@ def _check_promises(group: WorkerGroup, where: str) -> None:
     assert all(block_hash in tables.promises for block_hash in promised), f"{where}: a promise is forgotten"
 
 
-def _check_progress(group: WorkerGroup, binding: Binding, where: str) -> None:
+def _check_progress(group: WorkerGroup, binding: Binding, num_drafts: int, where: str) -> None:
     columns, slot, block_size = group.columns, binding.slot, group.tables.block_size
     num_blocks, sequence = len(binding.block_ids), binding.sequence
     assert len(set(binding.block_ids)) == num_blocks, f"{where}: a table names a block twice"
     assert columns.capacity[slot] == num_blocks * block_size, f"{where}: capacity"
+    if sequence.finished:
+        return
     assert columns.num_planned[slot] <= columns.capacity[slot], f"{where}: runs past its blocks"
-    if sequence.finished or binding in group.closing:
+    if binding in group.closing:
         return
     computed, planned = columns.num_computed[slot], columns.num_planned[slot]
     known, drawn = columns.num_known[slot], columns.num_drawn[slot]
@@ -120,13 +125,27 @@ def _check_progress(group: WorkerGroup, binding: Binding, where: str) -> None:
     assert drawn <= columns.max_len[slot], f"{where}: {drawn}"
     assert computed < known <= drawn, f"{where}: {computed}, {known}, {drawn}"
     assert known - len(sequence.token_ids) <= columns.tail_width, f"{where}: the tail has run over"
-    assert num_blocks <= -(-drawn // block_size), f"{where}: holds blocks without need"
+    # Blocks for drafts that turned out wrong are there for the tokens that come instead.
+    most_drawn = min(drawn + num_drafts, columns.max_len[slot])
+    assert num_blocks <= -(-most_drawn // block_size), f"{where}: holds blocks without need"
     computed_scores = min(int(computed) + 1, sequence.num_prompt_tokens)
     assert sequence.num_scored_tokens == max(binding.num_scored_at_start, computed_scores), f"{where}: a gap in scores"
     assert drawn - known <= len(group.in_flight), f"{where}: expects tokens that nobody draws"
     assert not columns.continues[slot] or planned == drawn - 1, f"{where}: continues but is behind"
     if sequence.request.wait_for_tokens:
         assert drawn - known <= 1, f"{where}: ran ahead of a token it has to wait for"
+        assert columns.draft_limit[slot] == 0, f"{where}: guesses ahead of a token it has to wait for"
+
+
+def _check_drafts(group: WorkerGroup, where: str) -> None:
+    """What is counted for drafts is what the steps in flight may run."""
+    ahead = np.zeros(group.num_slots, np.int64)
+    for step in group.in_flight:
+        if step.draft_limits is not None:
+            ahead[step.decode_slots] += step.draft_limits
+    bound = [binding.slot for binding in group.bound]
+    assert ahead[bound].tolist() == group.columns.num_drafts_ahead[bound].tolist(), f"{where}: drafts are miscounted"
+    assert 0 <= group.draft_limit <= group.max_num_draft_tokens, f"{where}: draft limit"
 
 
 def _check_shared_blocks(group: WorkerGroup, where: str) -> None:
@@ -174,6 +193,9 @@ def _check_steps(group: WorkerGroup, where: str) -> None:
         assert all(group.by_slot[slot] is not None for slot in slots), f"{where}: a slot was taken from under its step"
         assert all(group.columns.last_step[slot] >= step.plan.step for slot in slots), f"{where}: last_step lags"
         num_tokens = len(step.decode_slots) + int(step.chunk_lens.sum())
+        if step.draft_limits is not None:
+            assert len(step.draft_limits) == len(step.decode_slots), f"{where}: draft limits for others than run on"
+            num_tokens += int(step.draft_limits.sum())
         assert num_tokens <= group.max_num_batched_tokens, f"{where}: the step is too large"
         assert set(step.drawing_slots.tolist()) <= set(slots), f"{where}: draws what does not run"
 

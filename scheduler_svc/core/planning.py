@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from pageloom.plan import Admission, BatchPlan
 from scheduler_svc.core import policy
 from scheduler_svc.core.block_table import Offer
 from scheduler_svc.core.emission import StepFacts
+from scheduler_svc.core.lookahead import Lookahead
 from scheduler_svc.core.sequence import Binding, Order, Sequence
 from scheduler_svc.core.slot_columns import Bools, Ints
 from scheduler_svc.core.step import Step
@@ -29,6 +32,8 @@ class StepDraft:
         self._step = group.num_steps + 1
         self.budget = group.max_num_batched_tokens
         self._decode_slots = _NO_SLOTS
+        # None: the worker guesses no tokens.
+        self._lookahead = Lookahead(group) if group.max_num_draft_tokens else None
         self._held_slots: list[int] = []
         # Who could not take part for want of a block or of budget.
         self._short_slots: list[int] = []
@@ -36,19 +41,22 @@ class StepDraft:
         self._drawing_slots: list[int] = []
         self._scored_tokens: dict[int, range] = {}
         self._pooled_slots: list[int] = []
-        self._grown: list[tuple[int, int]] = []
+        self._grown: dict[int, list[int]] = {}
         self._copies: list[tuple[int, int]] = []
         self.admitted: list[Binding] = []
         # (victim, claimant, whether the victim waits again at once)
         self.preempted: list[tuple[Binding, Sequence, bool]] = []
 
     def continue_decodes(self) -> None:
-        """First, so that no chunk delays them: one token for each, as far as budget and blocks go."""
+        """First, so that no chunk delays them: one token for each, and drafts besides, as far as budget and blocks
+        go."""
         columns = self._group.columns
         ready = columns.active & columns.continues
         # Whose last token is in flight, and who has to see the one in flight, may not run ahead.
         runs = ready & (columns.num_drawn < columns.max_len)
         runs &= ~(columns.waits_for_tokens & (columns.num_drawn > columns.num_known))
+        if self._lookahead is not None:
+            self._lookahead.choose(runs, self.budget)
         self._hold_without_room(runs)
         # Growth may have preempted some.
         runs &= columns.active
@@ -61,6 +69,8 @@ class StepDraft:
         self._held_slots = np.flatnonzero(held).tolist()
         self._decode_slots = slots
         self.budget -= len(slots)
+        if self._lookahead is not None:
+            self.budget -= self._lookahead.reserve(slots)
         columns.num_planned[slots] += 1
         columns.num_drawn[slots] += 1
         columns.last_step[slots] = self._step
@@ -102,6 +112,7 @@ class StepDraft:
         return Step(
             plan=self._plan(),
             decode_slots=self._decode_slots,
+            draft_limits=None if self._lookahead is None else self._lookahead.limits,
             chunk_slots=chunk_slots,
             chunk_lens=np.array([num_tokens for _, num_tokens in self._chunks], np.int64),
             drawing_slots=drawing_slots,
@@ -109,7 +120,7 @@ class StepDraft:
             pooled_slots=tuple(self._pooled_slots),
             facts=StepFacts(
                 num_seqs=num_decodes + num_chunks,
-                num_tokens=self._group.max_num_batched_tokens - self.budget,
+                num_tokens=num_decodes + sum([num_tokens for _, num_tokens in self._chunks]),
                 num_decode_seqs=num_decodes,
                 num_admitted=len(self.admitted),
                 num_preempted=len(self.preempted),
@@ -117,29 +128,48 @@ class StepDraft:
         )
 
     def _hold_without_room(self, runs: Bools) -> None:
-        """Grows those whose blocks are full; clears who cannot."""
+        """Grows those whose blocks are full; clears who cannot. Then those that could run more drafts."""
         columns = self._group.columns
-        full_slots: list[int] = np.flatnonzero(runs & (columns.num_planned >= columns.capacity)).tolist()
+        planned = columns.num_planned if self._lookahead is None else self._lookahead.most_planned()
+        full_slots: list[int] = np.flatnonzero(runs & (planned >= columns.capacity)).tolist()
         for binding in sorted(map(self._bound_at, full_slots), key=_order):
             # An earlier one may have preempted it.
             if columns.active[binding.slot] and not self._grow(binding):
                 runs[binding.slot] = False
                 self._short_slots.append(binding.slot)
+        if self._lookahead is not None:
+            for binding in sorted(map(self._bound_at, self._lookahead.cramped(runs)), key=_order):
+                self._grow_if_spare(binding, self._lookahead.num_missing_blocks(binding.slot))
 
     def _grow(self, binding: Binding) -> bool:
         group = self._group
         block_id = group.tables.grow(binding)
         while block_id is None:
+            if group.columns.num_drafts_ahead[binding.slot]:
+                # Once it is known how many of its drafts were right it may need none.
+                return False
             # While some are closing their blocks are on the way, and nobody else has to go.
             victim = None if group.closing else policy.victim_for(binding, group)
             if victim is None:
                 return False
             self.preempted.append((victim, binding.sequence, group.close(victim)))
             block_id = group.tables.grow(binding)
-        self._grown.append((binding.slot, block_id))
-        group.columns.capacity[binding.slot] += group.tables.block_size
-        group.columns.last_step[binding.slot] = self._step
+        self._add_block(binding, block_id)
         return True
+
+    def _grow_if_spare(self, binding: Binding, num_blocks: int) -> None:
+        """For drafts, blocks beyond the one that is left for the growth of each. They serve what it draws later."""
+        group = self._group
+        for _ in range(min(num_blocks, group.tables.pool.num_free - len(group.bound))):
+            block_id = group.tables.grow(binding)
+            assert block_id is not None
+            self._add_block(binding, block_id)
+
+    def _add_block(self, binding: Binding, block_id: int) -> None:
+        columns = self._group.columns
+        self._grown.setdefault(binding.slot, []).append(block_id)
+        columns.capacity[binding.slot] += self._group.tables.block_size
+        columns.last_step[binding.slot] = self._step
 
     def _first_in_memory(self, slots: Ints) -> Ints:
         bindings = sorted(map(self._bound_at, slots.tolist()), key=_order)
@@ -185,14 +215,16 @@ class StepDraft:
             snapshot=group.num_steps == 0,
             released_slots=tuple(group.released_slots),
             admissions=tuple([_admission(binding, group) for binding in self.admitted]),
-            grown_slots=tuple([slot for slot, _ in self._grown]),
-            grown_counts=(1,) * len(self._grown),
-            grown_block_ids=tuple([block_id for _, block_id in self._grown]),
+            grown_slots=tuple(self._grown),
+            grown_counts=tuple(map(len, self._grown.values())),
+            grown_block_ids=tuple(itertools.chain.from_iterable(self._grown.values())),
             chunk_slots=tuple([slot for slot, _ in self._chunks]),
             chunk_lens=tuple([num_tokens for _, num_tokens in self._chunks]),
             held_slots=tuple(self._held_slots),
             copy_source_block_ids=tuple([source for source, _ in self._copies]),
             copy_target_block_ids=tuple([target for _, target in self._copies]),
+            draft_slots=() if self._lookahead is None else self._lookahead.changed_slots,
+            draft_limits=() if self._lookahead is None else self._lookahead.changed_limits,
         )
 
 

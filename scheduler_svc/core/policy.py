@@ -17,6 +17,8 @@ MAX_ADMITTED_CONSTRAINT_BYTES = 1 << 22
 # The weights of the Virtual Token Counter's authors.
 PROMPT_TOKEN_WEIGHT = 1
 OUTPUT_TOKEN_WEIGHT = 2
+# Guessed tokens take at most a half of a step.
+DRAFTS_PART = 2
 
 
 def queue_order(limits: Limits, *, priority: int, arrived_at: float, arrival: int, choice_index: int) -> Order:
@@ -42,6 +44,12 @@ def memory_order(limits: Limits, order: Order, admission: int) -> Order:
 def chunk_len(num_remaining_tokens: int, budget: int) -> int:
     """How many of a sequence's remaining known tokens run in a step that has `budget` tokens left."""
     return min(num_remaining_tokens, budget)
+
+
+def draft_limit(worth: int, num_decodes: int, budget: int) -> int:
+    """How many drafts each of the sequences that continue may run: as many as the worker finds worth it, as long as
+    all of them together leave a part of the step for prompts."""
+    return min(worth, budget // (DRAFTS_PART * max(1, num_decodes)))
 
 
 def victim_for(claimant: Binding, group: WorkerGroup) -> Binding | None:

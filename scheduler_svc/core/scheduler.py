@@ -17,7 +17,8 @@ from pageloom.timeline import Timeline, WaitReason
 from scheduler_svc.core import policy
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.block_table import Offer
-from scheduler_svc.core.committing import Drawn, StepCommit, check_result
+from scheduler_svc.core.checking import Drawn, check_result
+from scheduler_svc.core.committing import StepCommit
 from scheduler_svc.core.emission import NO_TOKENS, Committed, End, Ending, Stats, StepFacts
 from scheduler_svc.core.history import History
 from scheduler_svc.core.homes import Homes
@@ -217,6 +218,7 @@ class Scheduler:
         commit.fail()
         prompt_logprobs = commit.take_prompt_logprobs()
         tokens = commit.take_tokens(now)
+        commit.publish()
         self._charge_outputs(commit.tenants)
         commit.end_finished()
         commit.end_pooled()

@@ -15,10 +15,12 @@ class SlotColumns:
     Three counts of a slot's tokens run ahead of each other: `num_computed` <= `num_planned` have their KV
     written once the committed, or all planned, steps have run; `num_known` <= `num_drawn` are the tokens
     whose values are here, or will be. Of a prompt that is pooled, which draws nothing, all four meet at its end.
+    Where drafts are in flight the planned and drawn ones are the fewest: `num_drafts_ahead` more may come, as far as
+    the blocks and max_len go.
     Known tokens that the sequence's own list lacks are in `tail`, at their index modulo its width.
     """
 
-    def __init__(self, num_slots: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, block_size: int, max_num_draft_tokens: int = 0) -> None:
         def ints() -> Ints:
             return np.zeros(num_slots, np.int64)
 
@@ -31,6 +33,8 @@ class SlotColumns:
         self.continues = flags()
         self.num_computed, self.num_planned = ints(), ints()
         self.num_known, self.num_drawn = ints(), ints()
+        # The draft limit that the worker has after all planned steps; and the sum of those of the steps in flight.
+        self.draft_limit, self.num_drafts_ahead = ints(), ints()
         # Tokens that its blocks hold; tokens at which it ends.
         self.capacity, self.max_len = ints(), ints()
         # The last step that names it: until its commit slot and blocks stay as they are.
@@ -40,8 +44,9 @@ class SlotColumns:
         self.ends_at_eos, self.has_stop_tokens = flags(), flags()
         # Steps committed, and steps held back, since it was bound.
         self.num_steps, self.num_held_steps = ints(), ints()
-        # A list is extended once for each block, when one more token may be known; half of this would do.
-        self.tail_width = 2 * block_size
+        # A list is extended once for each block, when one more token may be known, and then those of two steps' drafts;
+        # half of this would do.
+        self.tail_width = 2 * (block_size + 2 * max_num_draft_tokens)
         self.tail = np.zeros((num_slots, self.tail_width), np.uint32)
 
     def is_catching_up(self, slot: int) -> bool:

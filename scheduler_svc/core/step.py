@@ -11,14 +11,16 @@ from scheduler_svc.core.slot_columns import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A plan in flight: the slots that run, those of them that have to come back with a token or with an embedding, and
-    the prompt tokens by index whose log-probabilities have to come back.
+    """A plan in flight: the slots that run, those of them that have to come back with tokens or with an embedding, and
+    the prompt tokens by index whose log-probabilities have to come back. `draft_limits` are None if the worker guesses
+    no tokens.
 
     No slot changes its sequence before the commit of the last step that names it, so slots say enough.
     """
 
     plan: BatchPlan
-    decode_slots: Ints  # one token each, ascending
+    decode_slots: Ints  # one token each and drafts besides, ascending
+    draft_limits: Ints | None  # parallel to decode_slots
     chunk_slots: Ints
     chunk_lens: Ints
     drawing_slots: Ints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
-from pageloom.plan import ModelInfo, WorkerHello
+from pageloom.plan import MAX_NUM_DRAFT_TOKENS, ModelInfo, WorkerHello
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams, check_token_ids
 
@@ -75,6 +75,8 @@ def check_hello(hello: WorkerHello, served: ModelInfo | None) -> None:
         "model.hidden_size": (max(1, model.hidden_size), MAX_HIDDEN_SIZE),
         # It grows by one for each attachment, from a clock in milliseconds.
         "highest_epoch": (hello.highest_epoch + 1, MAX_EPOCH),
+        # 0 if it guesses none.
+        "max_num_draft_tokens": (hello.max_num_draft_tokens or 1, MAX_NUM_DRAFT_TOKENS),
     }
     for name, (count, most) in counts.items():
         if not 1 <= count <= most:

@@ -38,7 +38,9 @@ class WorkerGroup:
         self.max_num_batched_tokens = min(limits.max_num_batched_tokens, hello.max_num_batched_tokens)
         self.tables = BlockTables(hello.cache, enable_prefix_caching=limits.enable_prefix_caching)
         self.namespace = CacheNamespace(salt="", model_digest=hello.model.digest, kv_dtype=hello.model.dtype)
-        self.columns = SlotColumns(self.num_slots, hello.cache.block_size)
+        # Guessed tokens that it may run for one slot; and those that its last result found worth it.
+        self.max_num_draft_tokens = self.draft_limit = hello.max_num_draft_tokens
+        self.columns = SlotColumns(self.num_slots, hello.cache.block_size, self.max_num_draft_tokens)
         self.is_eos: Bools = np.zeros(hello.model.vocab_size, np.bool_)
         self.is_eos[list(hello.model.eos_token_ids)] = True
         self.bound: Ordered[Binding] = Ordered()
@@ -237,6 +239,7 @@ class WorkerGroup:
         columns.continues[slot] = False
         columns.num_computed[slot] = columns.num_planned[slot] = num_computed_tokens
         columns.num_known[slot] = columns.num_drawn[slot] = len(sequence.token_ids)
+        columns.draft_limit[slot] = columns.num_drafts_ahead[slot] = 0
         columns.capacity[slot] = len(binding.block_ids) * self.tables.block_size
         columns.max_len[slot] = sequence.max_len
         columns.key[slot] = sequence.key

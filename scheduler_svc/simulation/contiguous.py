@@ -152,9 +152,9 @@ class ContiguousScheduler:
         self._num_generation_tokens += len(sequences)
         tokens = NewTokens(
             keys=np.array([sequence.key for sequence in sequences], np.int64),
-            first_indexes=np.array(first_indexes, np.int64),
+            indexes=np.array(first_indexes, np.int64),
             token_ids=np.array(result.token_ids, np.int64),
-            logprobs={},
+            logprobs=[],
         )
         return Committed(tokens, endings, facts)
 

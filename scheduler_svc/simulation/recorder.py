@@ -134,7 +134,7 @@ class Recorder:
         keys = committed.tokens.keys.tolist()
         if keys:
             rows = np.array([self._rows[key] for key in keys], np.int64)
-            self._count_tokens(rows, committed.tokens.first_indexes == 0, now)
+            self._count_tokens(rows, committed.tokens.indexes == 0, now)
         for ending in committed.endings:
             row = self._rows.pop(ending.key)
             self.finished_s[row] = now

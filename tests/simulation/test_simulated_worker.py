@@ -78,8 +78,9 @@ def test_log_probabilities_come_for_each_token_of_those_that_asked():
     result = runner.step(plan(1, admissions=(admission(0), asked), chunk_slots=(0, 1), chunk_lens=(10, 10)))
     assert result.logprobs.keys() == {1}
     drawn = dict(zip(result.slots, result.token_ids, strict=True))
-    assert result.logprobs[1].top_token_ids == (drawn[1], 0)
-    assert result.logprobs[1].top_logprobs == (result.logprobs[1].logprob,) * 2
+    (logprobs,) = result.logprobs[1]
+    assert logprobs.top_token_ids == (drawn[1], 0)
+    assert logprobs.top_logprobs == (logprobs.logprob,) * 2
     plain = replace(admission(1), sampling=SamplingParams(seed=1, max_tokens=100))
     result = runner.step(plan(2, released_slots=(1,), admissions=(plain,), chunk_slots=(1,), chunk_lens=(10,)))
     assert result.logprobs == {}

@@ -38,6 +38,7 @@ def paper_hello(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     model: ModelInfo = PAPER_MODEL,
+    max_num_draft_tokens: int = 0,
 ) -> WorkerHello:
     return WorkerHello(
         worker_id=worker_id,
@@ -46,6 +47,7 @@ def paper_hello(
         cache=CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=0),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_num_draft_tokens=max_num_draft_tokens,
     )
 
 
@@ -73,6 +75,11 @@ def score(context: list[int], first_index: int, tokens: list[int], num_top: int)
         top_token_ids=tuple((number + at) % PAPER_MODEL.vocab_size for number in numbers for at in range(num_top)),
         top_logprobs=tuple(-float(at) for _ in numbers for at in range(num_top)),
     )
+
+
+def _noise(*key: int) -> int:
+    """A number that looks random, and is the same in every run."""
+    return hash((*key, 0x9E3779B97F4A7C15)) >> 7
 
 
 def pool(kv: Collection[int]) -> bytes:
@@ -132,8 +139,16 @@ class PaperSlot:
     block_ids: list[int]
     num_computed_tokens: int
     continues: bool = False
+    draft_limit: int = 0
     # Of a prompt whose mean is asked for, the KV of what ran since it was bound.
     pooled_kv: list[int] = field(default_factory=list)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that it may still draw."""
+        max_tokens = self.admission.sampling.max_tokens
+        assert max_tokens is not None
+        return self.admission.num_prompt_tokens + max_tokens - len(self.token_ids)
 
     @property
     def num_drawn_tokens(self) -> int:
@@ -174,18 +189,29 @@ class PaperWorker:
         for slot, count in zip(plan.grown_slots, plan.grown_counts, strict=True):
             self.slots[slot].block_ids += itertools.islice(block_ids, count)
         assert next(block_ids, None) is None, "blocks for nobody"
+        assert len(set(plan.grown_slots)) == len(plan.grown_slots), "a slot grows twice"
+        for slot, limit in zip(plan.draft_slots, plan.draft_limits, strict=True):
+            assert 0 <= limit <= self.hello.max_num_draft_tokens, "a draft limit that the worker does not have"
+            assert limit != self.slots[slot].draft_limit, "a change that is none"
+            self.slots[slot].draft_limit = limit
         self._copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         return self._runs(plan)
 
     def execute(self, runs: dict[int, int], failing_slots: Collection[int] = ()) -> StepResult:
         """Runs a step. Nobody sees what another slot writes in the same step; failing ones write garbage."""
         written: dict[tuple[int, int], int] = {}
-        drawn: dict[int, int] = {}
+        drawn: dict[int, list[int]] = {}
+        num_drafts: dict[int, int] = {}
         starts = {slot: self.slots[slot].num_computed_tokens for slot in runs}
         for slot, num_tokens in runs.items():
-            token_id = self._run(self.slots[slot], num_tokens, written, failing=slot in failing_slots)
+            state, failing = self.slots[slot], slot in failing_slots
+            # The run of one that continues is for the one token that it drew last.
+            verifies = state.continues
+            token_id = self._run(state, num_tokens, written, failing=failing)
             if token_id is not None:
-                drawn[slot] = token_id
+                drawn[slot], num_drafts[slot] = [token_id], 0
+                if verifies:
+                    num_drafts[slot] = self._verify(slot, drawn[slot], written)
         for (block_id, offset), value in written.items():
             self._kv[block_id][offset] = value
             self._written_by[block_id][offset] = self.step
@@ -199,10 +225,13 @@ class PaperWorker:
             epoch=self.epoch,
             step=self.step,
             slots=tuple(drawn),
-            token_ids=tuple(drawn.values()),
+            token_ids=tuple(itertools.chain.from_iterable(drawn.values())),
+            token_counts=tuple(map(len, drawn.values())) if any(num_drafts.values()) else (),
+            draft_counts=tuple(num_drafts.values()) if any(num_drafts.values()) else (),
+            draft_limit=self._worth(),
             logprobs={
-                slot: TokenLogprobs(-1.0, (drawn[slot],), (-1.0,))
-                for slot in drawn
+                slot: tuple(TokenLogprobs(-1.0, (token_id,), (-1.0,)) for token_id in token_ids)
+                for slot, token_ids in drawn.items()
                 if self.slots[slot].admission.sampling.logprobs is not None
             },
             failures=dict.fromkeys(failing_slots, Failure("no numbers")),
@@ -270,10 +299,41 @@ class PaperWorker:
         # Who failed in a step that the scheduler had not heard of yet may be held too.
         assert all(slot in self.slots and slot not in runs for slot in plan.held_slots), "holds what cannot run"
         for slot, state in self.slots.items():
-            if state.continues and slot not in runs and slot not in plan.held_slots:
+            if state.continues and state.num_left and slot not in runs and slot not in plan.held_slots:
                 runs[slot] = 1
-        assert sum(runs.values()) <= self.hello.max_num_batched_tokens, "more tokens than the worker takes"
+        num_drafts = sum(self.slots[slot].draft_limit for slot in runs if self.slots[slot].continues)
+        num_tokens = sum(runs.values()) + num_drafts
+        assert num_tokens <= self.hello.max_num_batched_tokens, "more tokens than the worker takes"
         return runs
+
+    def _worth(self) -> int | None:
+        """Now and then it finds fewer drafts worth it."""
+        if not self.hello.max_num_draft_tokens or self.step % 3:
+            return None
+        return _noise(self.epoch, self.step) % (self.hello.max_num_draft_tokens + 1)
+
+    def _verify(self, slot: int, drawn: list[int], written: dict[tuple[int, int], int]) -> int:
+        """Runs drafts after a token was drawn, as if they had been guessed before: from some point on they are wrong.
+        Draws after each that is right, also after one that ends the choice. Returns how many were run."""
+        state, sampling = self.slots[slot], self.slots[slot].admission.sampling
+        block_size, start = self.hello.cache.block_size, state.num_computed_tokens
+        num_room = len(state.block_ids) * block_size - start
+        num_drafts = _noise(self.epoch, self.step, slot) % (min(state.draft_limit, num_room, state.num_left) + 1)
+        context = self.kv(state)
+        context[-1] = written[state.block_ids[(start - 1) // block_size], (start - 1) % block_size]
+        num_right = _noise(slot, self.step, self.epoch) % (num_drafts + 1)
+        for at, position in enumerate(range(start, start + num_drafts)):
+            token_id = state.token_ids[-1] if at < num_right else (state.token_ids[-1] + 1) % PAPER_MODEL.vocab_size
+            context.append(kv_of(context, token_id))
+            place = (state.block_ids[position // block_size], position % block_size)
+            assert place not in written, "two slots write one place"
+            written[place] = context[-1]
+            if at < num_right:
+                state.num_computed_tokens += 1
+                num_output = len(state.token_ids) - state.admission.num_prompt_tokens
+                drawn.append(draw(context, sampling, state.admission.choice_index, position + 1, num_output))
+                state.token_ids.append(drawn[-1])
+        return num_drafts
 
     def _run(
         self, slot: PaperSlot, num_tokens: int, written: dict[tuple[int, int], int], *, failing: bool

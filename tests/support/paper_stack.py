@@ -48,6 +48,10 @@ class PaperRunner:
     def max_num_batched_tokens(self) -> int:
         return self._hello.max_num_batched_tokens
 
+    @property
+    def max_num_draft_tokens(self) -> int:
+        return self._hello.max_num_draft_tokens
+
     def prepare(self, grammar: str) -> str:
         """As slow as a step; takes every grammar but those that say they are bad."""
         time.sleep(self._step_s)

@@ -6,9 +6,10 @@ others, blocks come in random order and as late as possible, and slots are used 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pageloom.outputs import PromptLogprobs, TokenLogprobs
 from pageloom.plan import Admission, BatchPlan, Failure, StepResult
@@ -35,12 +36,17 @@ class DrivenSequence:
 class PlanDriver:
     """One epoch of plans for `runner`, made from random choices under `seed`."""
 
-    def __init__(self, runner: ModelRunner, *, epoch: int = 1, seed: int = 0, max_chunk: int = 64) -> None:
+    def __init__(
+        self, runner: ModelRunner, *, epoch: int = 1, seed: int = 0, max_chunk: int = 64, num_drafts: int = 0
+    ) -> None:
         self._runner = runner
         self._epoch = epoch
         self._step = 0
         self._rng = random.Random(seed)
         self._max_chunk = max_chunk
+        # That each slot may run in a step.
+        self._num_drafts = num_drafts
+        self.num_accepted = 0
         self._free_blocks = list(range(runner.cache_info.num_blocks))
         self._rng.shuffle(self._free_blocks)
         self._bound: dict[int, DrivenSequence] = {}
@@ -63,7 +69,7 @@ class PlanDriver:
                 index,
                 list(prompt),
                 len(prompt),
-                GREEDY if sampling is None else sampling[index],
+                replace(GREEDY if sampling is None else sampling[index], max_tokens=max_new_tokens),
                 None if pooling is None else pooling[index],
             )
             for index, prompt in enumerate(prompts)
@@ -90,21 +96,28 @@ class PlanDriver:
 
     def _run(self, admitted: tuple[int, ...]) -> StepResult:
         chunks, grown = {}, {}
-        budget = self._runner.max_num_batched_tokens - len(self._bound)
+        budget = self._runner.max_num_batched_tokens - (1 + self._num_drafts) * len(self._bound)
         for slot, sequence in self._bound.items():
             length = 1
             if sequence.computed < sequence.num_prompt_tokens:
                 rest = sequence.num_prompt_tokens - sequence.computed
                 length = chunks[slot] = min(rest, self._rng.randint(1, self._max_chunk), budget)
                 budget -= length
-            grown[slot] = self._grow(sequence, sequence.computed + length)
-            sequence.computed += length
+                sequence.computed += length
+                num_tokens = sequence.computed
+            else:
+                num_tokens = min(sequence.computed + 1 + self._num_drafts, self._runner.model_info.max_model_len)
+            grown[slot] = self._grow(sequence, num_tokens)
         plan = self._plan(admitted, chunks, grown)
         result = self._runner.step(plan)
-        for slot, token_id in zip(result.slots, result.token_ids, strict=True):
-            self._bound[slot].tokens.append(token_id)
+        token_ids = iter(result.token_ids)
+        for slot, count in zip(result.slots, result.token_counts or (1,) * len(result.slots), strict=True):
+            self._bound[slot].tokens += itertools.islice(token_ids, count)
+            if slot not in chunks:
+                self._bound[slot].computed += count
+            self.num_accepted += count - 1
         for slot, logprobs in result.logprobs.items():
-            self.logprobs.setdefault(self._bound[slot].index, []).append(logprobs)
+            self.logprobs.setdefault(self._bound[slot].index, []).extend(logprobs)
         for slot, scores in result.prompt_logprobs.items():
             self.prompt_logprobs.setdefault(self._bound[slot].index, []).append(scores)
         self.embeddings |= {self._bound[slot].index: vector for slot, vector in result.embeddings.items()}
@@ -133,6 +146,8 @@ class PlanDriver:
             grown_block_ids=tuple(block_id for blocks in deltas.values() for block_id in blocks),
             chunk_slots=tuple(chunks),
             chunk_lens=tuple(chunks.values()),
+            draft_slots=admitted if self._num_drafts else (),
+            draft_limits=(self._num_drafts,) * len(admitted) if self._num_drafts else (),
         )
 
     def _admission(self, slot: int) -> Admission:

@@ -6,15 +6,32 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pageloom.plan import Admission
 from pageloom.sampling_params import SamplingParams
 from tests.support.naive_sampler import naive_draw, naive_logits
+from worker_svc.draw_rows import DrawRows
 from worker_svc.grammar import Grammars
 from worker_svc.sampler import Draws, Sampler
 
 VOCAB_SIZE = 300
 EOS = (7, 9)
+
+
+def plain_rows(
+    slots: Sequence[int] | NDArray[np.int64], positions: NDArray[np.int64], num_output_tokens: NDArray[np.int64]
+) -> DrawRows:
+    """A row for each slot, without drafts."""
+    row_slots = np.array(slots, np.int64)
+    return DrawRows(
+        slots=row_slots,
+        num_drafts=np.zeros_like(row_slots),
+        draft_token_ids=np.zeros(0, np.int64),
+        row_slots=row_slots,
+        positions=positions,
+        num_output_tokens=num_output_tokens,
+    )
 
 
 class Bench:
@@ -61,7 +78,7 @@ class Bench:
     def sample(self, logits: torch.Tensor, slots: list[int]) -> Draws:
         outputs = np.array([len(self.outputs[slot]) for slot in slots])
         prompts = np.array([self.admissions[slot].num_prompt_tokens for slot in slots])
-        draws = self.sampler.sample(logits.clone(), np.array(slots), prompts + outputs, outputs)
+        draws = self.sampler.sample(logits.clone(), plain_rows(slots, prompts + outputs, outputs))
         for slot, token in zip(draws.slots.tolist(), draws.token_ids.tolist(), strict=True):
             self.outputs[slot].append(token)
         return draws

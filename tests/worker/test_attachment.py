@@ -39,6 +39,7 @@ class PermittedRunner:
         self.cache_info: CacheInfo = hello.cache
         self.max_num_seqs = hello.max_num_seqs
         self.max_num_batched_tokens = hello.max_num_batched_tokens
+        self.max_num_draft_tokens = hello.max_num_draft_tokens
         self.started: list[tuple[int, int]] = []
         self.num_finished = 0
         self.prepared: list[str] = []

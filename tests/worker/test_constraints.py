@@ -16,7 +16,7 @@ from pageloom.model_files import locate_model
 from pageloom.plan import Failure
 from pageloom.sampling_params import SamplingParams
 from pageloom.tokenizer import Tokenizer, load_tokenizer
-from tests.support.sampler_bench import Bench, tokens_by_slot
+from tests.support.sampler_bench import Bench, plain_rows, tokens_by_slot
 from worker_svc.grammar import Grammars, Vocabulary, open_grammars
 
 # Wider than the tokenizer's 49,152 ids, and no multiple of 32.
@@ -145,8 +145,8 @@ def test_logprobs_are_of_the_distribution_before_the_grammar(bench: Bench):
     logits = logits_at(0)
     draws = bench.sample(logits, [0])
     raw = logits[0].log_softmax(dim=-1)
-    assert draws.logprobs[0].logprob == pytest.approx(raw[draws.token_ids[0]].item(), abs=1e-4)
-    assert draws.logprobs[0].top_token_ids == tuple(raw.topk(2).indices.tolist())
+    assert draws.logprobs[0][0].logprob == pytest.approx(raw[draws.token_ids[0]].item(), abs=1e-4)
+    assert draws.logprobs[0][0].top_token_ids == tuple(raw.topk(2).indices.tolist())
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text():
@@ -221,9 +221,9 @@ class TestTrouble:
         assert caught.value.param == "grammar"
         assert len(caught.value.message) < 600
         # Nothing of it, nor of the one before, stays behind.
-        assert not bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+        assert not bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
         bench.bind(0, SamplingParams(seed=0, temperature=0.0))
-        assert bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+        assert bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
 
     def test_one_that_takes_too_much_fails_when_it_does(self):
         """It and those that share its states; the next request with the same grammar begins with none."""
@@ -293,6 +293,6 @@ def test_bad_words_do_not_come_up(bench: Bench):
 
 def test_a_released_slot_is_free_of_its_constraint(bench: Bench):
     bench.bind(0, SamplingParams(seed=0, temperature=0.0, grammar=regex("a")))
-    assert not bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+    assert not bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
     bench.sampler.release((0, 1))
-    assert bench.sampler.takes_most_likely(np.array([0]), np.array([0]))
+    assert bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))

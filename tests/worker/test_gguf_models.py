@@ -34,6 +34,9 @@ def load(path, **settings) -> ModelRunner:
         {"tie_word_embeddings": True},
         {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
         {"family": "qwen2"},
+        {"family": "mixtral"},
+        {"family": "qwen2_moe"},
+        {"family": "qwen3_moe", "mlp_only_layers": [0]},
     ],
 )
 def test_equals_the_model_it_was_made_of(tmp_path, shape):
@@ -135,7 +138,12 @@ def test_missing_tensor_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama__expert_count": 8}, "mixture of experts"),
+        ({"llama__expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"llama__expert_count": 2, "llama__expert_used_count": 3}, "expert_used_count is 3, more than the 2 experts"),
+        (
+            {"llama__expert_count": 2, "llama__expert_used_count": 2, "llama__expert_gating_func": 2},
+            "expert_gating_func other than 1 is not supported",
+        ),
         (
             {"llama__rope__scaling__type": "longrope", "llama__rope__scaling__factor": 2.0},
             "'longrope' is not supported",

@@ -36,8 +36,8 @@ def config(**settings) -> WorkerConfig:
 
 
 def test_bytes_of_a_block():
-    assert block_bytes(MODEL, 16, torch.float32) == 3 * 2 * 2 * 16 * 16 * 4
-    assert block_bytes(MODEL, 64, torch.bfloat16) == 3 * 2 * 2 * 64 * 16 * 2
+    assert block_bytes((MODEL,), 16, torch.float32) == 3 * 2 * 2 * 16 * 16 * 4
+    assert block_bytes((MODEL,), 64, torch.bfloat16) == 3 * 2 * 2 * 64 * 16 * 2
 
 
 @pytest.mark.parametrize(("available", "expected"), [(100 * GIB, 4 * GIB), (8 * GIB, 2 * GIB)])
@@ -59,7 +59,7 @@ def test_no_memory_left_is_an_error():
 
 def test_blocks_are_zero_and_shared_with_the_layers():
     cache = allocate_kv_cache(MODEL, num_blocks=4, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
-    assert cache.info.kv_bytes == cache.blocks.nbytes == 4 * block_bytes(MODEL, 16, torch.bfloat16)
+    assert cache.info.kv_bytes == cache.blocks.nbytes == 4 * block_bytes((MODEL,), 16, torch.bfloat16)
     assert not cache.blocks.any()
     cache.layers[1][2] = 3.0
     cache.copy((2,), (0,))

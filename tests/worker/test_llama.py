@@ -37,7 +37,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "yarn with mscale": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
     "mistral": {"family": "mistral"},
     "qwen2": {"family": "qwen2"},
-    "qwen3": {"family": "qwen3"},
     "qwen3 with biases": {"family": "qwen3", "attention_bias": True, "head_dim": 32},
     "mixtral": {"family": "mixtral"},
     "mixtral, experts fused": {"family": "mixtral", "save_original_format": False},
@@ -52,7 +51,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "every second layer with experts": {"family": "qwen3_moe", "decoder_sparse_step": 2},
     "some layers without experts": {"family": "qwen2_moe", "mlp_only_layers": [0, 2]},
-    "one expert for each token": {"family": "qwen3_moe", "num_experts_per_tok": 1},
 }
 
 

@@ -42,6 +42,7 @@ def random_prompts(count: int) -> list[list[int]]:
         ({}, Q8_0, {}),
         ({"tie_word_embeddings": True}, Q8_0, {}),
         ({"family": "qwen2"}, Q8_0, {}),
+        ({"family": "qwen3_moe"}, Q8_0, {}),
         # One matrix of three that are multiplied at once: in another type, and in one that is no blocks.
         ({"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}, Q8_0, {"attn_v": Q4_1}),
         ({}, Q8_0, {"attn_v": F16, "token_embd": F16}),

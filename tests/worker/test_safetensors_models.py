@@ -37,6 +37,13 @@ def pristine(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture")
+    make_checkpoint(folder, family="qwen3_moe")
+    return folder
+
+
 @pytest.fixture
 def folder(pristine, tmp_path):
     for path in pristine.iterdir():
@@ -122,6 +129,33 @@ def test_configuration_errors_name_the_key(folder, changes, message):
     with pytest.raises(ModelLoadError, match=message) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, more than the 8 experts"),
+        ({"num_local_experts": 7}, r"mlp\.gate\.weight has shape \(8, 64\).*asks for \(7, 64\)"),
+        ({"num_local_experts": 10**9}, "tensors cannot be 3000000000 experts in all layers"),
+        ({"moe_intermediate_size": 31}, r"experts\.0\.gate_proj\.weight has shape \(32, 64\).*asks for \(31, 64\)"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers is 'all', not a list of layer indices"),
+        ({"decoder_sparse_step": 2}, r"mlp\.gate_proj\.weight is missing"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1, not of type bool"),
+    ],
+)
+def test_errors_of_mixtures_name_the_key(tmp_path, mixture, changes, message):
+    for path in mixture.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load(tmp_path)
+
+
+def test_experts_in_one_tensor_are_named_where_they_are_wrong(tmp_path):
+    make_checkpoint(tmp_path, family="mixtral", save_original_format=False)
+    edit_config(tmp_path, intermediate_size=95)
+    with pytest.raises(ModelLoadError, match=r"gate_up_proj\[0\] has shape \(96, 64\).*asks for \(95, 64\)"):
+        load(tmp_path)
 
 
 def test_config_that_is_not_json(folder):

@@ -9,7 +9,7 @@ import torch
 
 from pageloom.plan import Admission
 from pageloom.sampling_params import SamplingParams
-from tests.support.sampler_bench import VOCAB_SIZE, Bench, tokens_by_slot
+from tests.support.sampler_bench import VOCAB_SIZE, Bench, plain_rows, tokens_by_slot
 from worker_svc.sampler import NOT_FINITE, Sampler
 
 
@@ -125,9 +125,9 @@ def test_only_plain_greedy_rows_do_without_their_logits(asked, plain):
     bench = Bench()
     bench.bind(3, SamplingParams(temperature=0.0, seed=0, max_tokens=9))
     bench.bind(4, SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 9, **asked}))
-    num_output_tokens = np.array([0, 2])
-    assert bench.sampler.takes_most_likely(np.array([3, 4]), num_output_tokens) is plain
-    assert bench.sampler.takes_most_likely(np.array([3]), num_output_tokens[:1])
+    both = plain_rows([3, 4], np.array([3, 5]), np.array([0, 2]))
+    assert bench.sampler.takes_most_likely(both) is plain
+    assert bench.sampler.takes_most_likely(plain_rows([3], np.array([3]), np.array([0])))
 
 
 def test_logprobs_are_of_the_untouched_distribution():
@@ -144,11 +144,11 @@ def test_logprobs_are_of_the_untouched_distribution():
     assert draws.logprobs.keys() == {0, 1}
     assert tokens[0] == 5
     top = raw[0].topk(3)
-    assert draws.logprobs[0].top_token_ids == tuple(top.indices.tolist())
-    assert draws.logprobs[0].top_logprobs == pytest.approx(top.values.tolist(), abs=1e-4)
-    assert draws.logprobs[0].logprob == pytest.approx(raw[0, 5].item(), abs=1e-4)
-    assert draws.logprobs[1].top_token_ids == ()
-    assert draws.logprobs[1].logprob == pytest.approx(raw[1, tokens[1]].item(), abs=1e-4)
+    assert draws.logprobs[0][0].top_token_ids == tuple(top.indices.tolist())
+    assert draws.logprobs[0][0].top_logprobs == pytest.approx(top.values.tolist(), abs=1e-4)
+    assert draws.logprobs[0][0].logprob == pytest.approx(raw[0, 5].item(), abs=1e-4)
+    assert draws.logprobs[1][0].top_token_ids == ()
+    assert draws.logprobs[1][0].logprob == pytest.approx(raw[1, tokens[1]].item(), abs=1e-4)
 
 
 def test_token_ids_outside_the_vocabulary_harm_nobody():
@@ -188,7 +188,7 @@ def test_tokens_stay_inside_any_vocabulary(vocab_size):
             slot=slot, token_ids=(0,), num_prompt_tokens=1, num_computed_tokens=0, block_ids=(), sampling=sampling
         )
         bench.bind(admission)
-    draws = bench.sample(torch.zeros(64, vocab_size), slots, np.ones(64, np.int64), np.zeros(64, np.int64))
+    draws = bench.sample(torch.zeros(64, vocab_size), plain_rows(slots, np.ones(64, np.int64), np.zeros(64, np.int64)))
     assert len(draws.token_ids) == 64
     assert 0 <= draws.token_ids.min() <= draws.token_ids.max() < vocab_size
 
@@ -209,7 +209,7 @@ def test_frequencies_follow_the_distribution():
     counts = np.zeros(vocab_size)
     for position in range(1, num_draws // 1000 + 1):
         logits = probs.log().expand(1000, -1).clone()
-        draws = bench.sample(logits, slots, np.full(1000, position), np.full(1000, position - 1))
+        draws = bench.sample(logits, plain_rows(slots, np.full(1000, position), np.full(1000, position - 1)))
         counts += np.bincount(draws.token_ids, minlength=vocab_size)
     assert counts[50:60].sum() == 0
     expected = probs.double().numpy() * num_draws

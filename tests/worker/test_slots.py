@@ -47,7 +47,7 @@ class Plans:
         runs, failures = self.table.select_runs(batch)
         assert failures == {}
         drawn = runs.draw_slots[runs.draw_slots != failing]
-        self.table.advance(runs, drawn, np.full(len(drawn), 99))
+        self.table.advance(runs, drawn, np.ones_like(drawn), np.full(len(drawn), 99))
         assert sorted(runs.lens == 1, reverse=True) == (runs.lens == 1).tolist(), "one-token runs come first"
         return dict(zip(runs.slots.tolist(), runs.lens.tolist(), strict=True)), set(drawn.tolist())
 

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from worker_svc.models.llama import Llama
 
-MODEL_CLASSES = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"), Llama)
+_LLAMA_FAMILY = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen2moe", "qwen3", "qwen3_moe", "qwen3moe")
+MODEL_CLASSES = dict.fromkeys(_LLAMA_FAMILY, Llama)

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from pageloom_kernels import AttentionBatch
+from pageloom_kernels import AttentionBatch, HiddenTaps
 from pageloom_kernels.cpu.engine import (
     HEAD_DIM_MULTIPLE,
     PAGE_TOKENS,
+    ExpertsWeights,
     LayerWeights,
     LinearWeights,
+    MlpWeights,
     ModelWeights,
     PackedMatrix,
+    SharedExpertWeights,
     StepEngine,
     WeightStore,
 )
 from pageloom_kernels.cpu.library import NoCpuLibrary
 from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.models.config import LlamaConfig
-from worker_svc.models.feed_forward import DenseMlp
+from worker_svc.models.feed_forward import DenseMlp, MixtureMlp
 from worker_svc.models.layers import Linear
 from worker_svc.models.llama import EMBEDDING, Llama, LlamaLayer
 from worker_svc.models.model import Destination
@@ -59,15 +65,21 @@ class CpuLlama:
                 linear.weight.shape[1],
                 _PRECISE_CODES if linear in precise else 1,
             )
-            for linear, names, sizes in self._loading.linears()
+            for linear, names, sizes in (*self._loading.linears(), *self._loading.expert_linears())
         }
         self._engine: StepEngine | None = None
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
-        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V."""
-        return self._loaded().forward(token_ids, batch, kv_caches, output_rows)
+        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V, and
+        fills `taps`."""
+        return self._loaded().forward(token_ids, batch, kv_caches, output_rows, taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""
@@ -76,6 +88,17 @@ class CpuLlama:
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> token ids [rows]; -1 where the largest logit is not a finite number."""
         return self._loaded().most_likely(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        return self._loaded().embed(token_ids)
+
+    def first_layers(self, num_layers: int) -> Self:
+        """A model of the first layers, the norm and the head, over the same weights."""
+        model = copy(self)
+        model.config = replace(self.config, num_layers=num_layers)
+        model._engine = self._loaded().first_layers(num_layers)
+        return model
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
@@ -118,15 +141,38 @@ class CpuLlama:
         return matrix
 
     def _pack_layer(self, layer: LlamaLayer) -> LayerWeights:
-        assert isinstance(layer.mlp, DenseMlp), "check_shape refuses others"
         return LayerWeights(
             attention_norm=layer.attention_norm,
             qkv=self._pack(layer.qkv),
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
             output=self._pack(layer.output),
             mlp_norm=layer.mlp_norm,
-            gate_up=self._pack(layer.mlp.gate_up),
-            down=self._pack(layer.mlp.down),
+            mlp=self._pack_mlp(layer.mlp) if isinstance(layer.mlp, DenseMlp) else self._pack_experts(layer.mlp),
         )
+
+    def _pack_mlp(self, mlp: DenseMlp) -> MlpWeights:
+        return MlpWeights(gate_up=self._pack(mlp.gate_up), down=self._pack(mlp.down))
+
+    def _pack_experts(self, mlp: MixtureMlp) -> ExpertsWeights:
+        shared = None
+        if mlp.shared is not None:
+            shared = SharedExpertWeights(
+                gate_up=self._pack(mlp.shared.gate_up).matrix,
+                down=self._pack(mlp.shared.down).matrix,
+                gate=self._pack(mlp.shared_gate).matrix,
+            )
+        weights = ExpertsWeights(
+            experts_per_token=mlp.config.num_experts_per_token,
+            normalize_weights=mlp.config.normalize_weights,
+            router=self._pack(mlp.router).matrix,
+            gate_up=tuple(self._pack(gate_up).matrix for gate_up, _ in mlp.experts),
+            down=tuple(self._pack(down).matrix for _, down in mlp.experts),
+            shared=shared,
+        )
+        # What the experts were views of.
+        mlp.gate_up, mlp.down = mlp.gate_up.new_empty(0), mlp.down.new_empty(0)
+        return weights
 
     def _pack(self, linear: Linear) -> LinearWeights:
         matrix = self._quantized[linear] or self._store.pack(linear.weight)
@@ -140,15 +186,13 @@ class CpuLlama:
 
 def check_shape(config: LlamaConfig, block_size: int) -> None:
     """Raises NoCpuLibrary if the library cannot run a model of this shape."""
-    if config.experts is not None:
-        raise NoCpuLibrary("they know no mixture of experts")
-    if config.qk_norm:
-        raise NoCpuLibrary("they know no normalized queries and keys")
     if block_size % PAGE_TOKENS:
         raise NoCpuLibrary(f"their KV blocks hold {PAGE_TOKENS} tokens or a multiple, and --block-size is {block_size}")
     if config.head_dim % HEAD_DIM_MULTIPLE:
         raise NoCpuLibrary(
             f"they take heads of {HEAD_DIM_MULTIPLE} dimensions or a multiple, and the model's have {config.head_dim}"
         )
-    if config.hidden_size % 2 or config.intermediate_size % 2:
+    experts = config.experts
+    expert_sizes = () if experts is None else (experts.intermediate_size, experts.shared_intermediate_size or 0)
+    if any(size % 2 for size in (config.hidden_size, config.intermediate_size, *expert_sizes)):
         raise NoCpuLibrary("they take hidden states of an even size only")

@@ -22,6 +22,13 @@ class Linear:
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
 
+    @classmethod
+    def over(cls, weight: Tensor) -> Linear:
+        """One whose weight is `weight` [out_features, in_features] itself, without a bias."""
+        linear = cls(weight.shape[1], 0, bias=False, dtype=weight.dtype, device=weight.device)
+        linear.weight = weight
+        return linear
+
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] -> [rows, out_features]."""
         if self._packed is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pageloom_kernels import AttentionBatch, paged_attention, rms_norm, rotary_write_kv
+from pageloom_kernels import AttentionBatch, HiddenTaps, paged_attention, rms_norm, rotary_write_kv
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.feed_forward import NamedLinear, make_mlp
 from worker_svc.models.layers import Linear
@@ -34,12 +37,20 @@ class Llama:
         self.cos, self.sin = cos.to(device), sin.to(device)
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
-        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V."""
-        hidden = functional.embedding(token_ids, self.embedding)
+        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V, and
+        fills `taps`."""
+        hidden = self.embed(token_ids)
         residual: Tensor | None = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
+            if taps is not None:
+                _tap(taps, index, hidden, residual)
             hidden, residual = layer.forward(hidden, residual, self.cos, self.sin, kv_cache, batch)
         assert residual is not None
         hidden, residual = hidden[output_rows], residual[output_rows]
@@ -54,6 +65,16 @@ class Llama:
         largest, token_ids = self.logits(hidden).max(dim=-1)
         return torch.where(largest.isfinite(), token_ids, -1)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        return functional.embedding(token_ids, self.embedding)
+
+    def first_layers(self, num_layers: int) -> Self:
+        """A model of the first layers, the norm and the head, over the same weights."""
+        model = copy(self)
+        model.config, model.layers = replace(self.config, num_layers=num_layers), self.layers[:num_layers]
+        return model
+
     def destinations(self) -> dict[str, Tensor]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
         destinations = {EMBEDDING: self.embedding, "model.norm.weight": self.norm}
@@ -64,11 +85,16 @@ class Llama:
         return destinations
 
     def linears(self) -> Iterator[NamedLinear]:
-        """All but the experts."""
+        """All that a step multiplies by as they are."""
         if self.head is not None:
             yield self.head, ["lm_head"], [self.config.vocab_size]
         for index, layer in enumerate(self.layers):
             yield from layer.linears(f"model.layers.{index}.")
+
+    def expert_linears(self) -> Iterator[NamedLinear]:
+        """Those of the experts, which a step multiplies by together."""
+        for index, layer in enumerate(self.layers):
+            yield from layer.expert_linears(f"model.layers.{index}.")
 
     def finish_loading(self) -> None:
         """Puts the loaded weights into the layout that the device multiplies fastest."""
@@ -133,9 +159,8 @@ class LlamaLayer:
         if self.query_norm is not None and self.key_norm is not None:
             destinations[f"{prefix}self_attn.q_norm.weight"] = self.query_norm
             destinations[f"{prefix}self_attn.k_norm.weight"] = self.key_norm
-        for linear, names, sizes in self.linears(prefix):
+        for linear, names, sizes in (*self.linears(prefix), *self.expert_linears(prefix)):
             destinations |= _parts(linear, names, sizes)
-        destinations |= self.mlp.expert_destinations(f"{prefix}mlp.")
         return destinations
 
     def linears(self, prefix: str) -> list[NamedLinear]:
@@ -146,6 +171,17 @@ class LlamaLayer:
             (self.output, [f"{attention}o_proj"], [self.config.hidden_size]),
             *self.mlp.linears(f"{prefix}mlp."),
         ]
+
+    def expert_linears(self, prefix: str) -> list[NamedLinear]:
+        """As Llama.expert_linears, for one layer."""
+        return self.mlp.expert_linears(f"{prefix}mlp.")
+
+
+def _tap(taps: HiddenTaps, layer: int, hidden: Tensor, residual: Tensor | None) -> None:
+    """Keeps what goes into `layer`, if it is asked for."""
+    for tap, tapped in enumerate(taps.layers):
+        if tapped == layer:
+            taps.states[:, tap] = hidden if residual is None else hidden + residual
 
 
 def _parts(linear: Linear, names: Sequence[str], sizes: list[int]) -> dict[str, Tensor]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
-from pageloom_kernels import AttentionBatch
+from pageloom_kernels import AttentionBatch, HiddenTaps
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.quantized import BlockDestination
 
@@ -31,12 +31,24 @@ class Model(Protocol):
         """Puts the loaded weights into the layout that the device multiplies fastest."""
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
-        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V."""
+        """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V, and
+        fills `taps`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> token ids [rows] int64; -1 where the largest logit is not a finite number."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] int64 -> [tokens, hidden]."""
+
+    def first_layers(self, num_layers: int) -> Self:
+        """A model of the first layers, the norm and the head, over the same weights, which must be loaded."""

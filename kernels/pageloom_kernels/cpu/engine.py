@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pageloom_kernels.cpu import structs
 from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.hidden_taps import HiddenTaps
 from pageloom_kernels.paged_attention.batch import AttentionBatch
 
 # kPageTokens of src/kernels.h, and what AttentionShape there asks of a head.
@@ -30,15 +31,45 @@ class LinearWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One layer: queries, keys and values are below each other in `qkv`, gate and up in `gate_up`."""
+class MlpWeights:
+    """One feed-forward network; gate and up are below each other in `gate_up`."""
 
-    attention_norm: Tensor  # [hidden_size] bfloat16
-    qkv: LinearWeights
-    output: LinearWeights
-    mlp_norm: Tensor  # [hidden_size] bfloat16
     gate_up: LinearWeights
     down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertWeights:
+    """A network that every token takes, scaled by the one output of `gate`. There are no biases."""
+
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    gate: PackedMatrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsWeights:
+    """A mixture of networks, each with gate and up below each other in its `gate_up`. There are no biases."""
+
+    experts_per_token: int
+    normalize_weights: bool
+    router: PackedMatrix
+    gate_up: tuple[PackedMatrix, ...]
+    down: tuple[PackedMatrix, ...]
+    shared: SharedExpertWeights | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer; queries, keys and values are below each other in `qkv`. Norms are bfloat16."""
+
+    attention_norm: Tensor  # [hidden_size]
+    qkv: LinearWeights
+    query_norm: Tensor | None  # [head_dim], of each head by itself
+    key_norm: Tensor | None
+    output: LinearWeights
+    mlp_norm: Tensor  # [hidden_size]
+    mlp: MlpWeights | ExpertsWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +152,18 @@ class StepEngine:
         self._store = store
         self._pool = store.pool
         self._functions = store.pool.library.functions
-        # The library keeps pointers into it.
-        self._weights = weights
-        self._handle = _allocated(
-            self._functions.pageloom_model_create(self._pool.handle, ctypes.byref(_model_spec(weights)))
-        )
+        # The library keeps pointers into both.
+        self._weights, self._spec = weights, _model_spec(weights)
+        self._handle = _allocated(self._functions.pageloom_model_create(self._pool.handle, ctypes.byref(self._spec)))
         weakref.finalize(self, self._functions.pageloom_model_free, self._handle).atexit = False
 
     def forward(
-        self, token_ids: Tensor, batch: AttentionBatch, kv_caches: Sequence[Tensor], output_rows: Tensor
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_caches: Sequence[Tensor],
+        output_rows: Tensor,
+        taps: HiddenTaps | None = None,
     ) -> Tensor:
         """[tokens] int64 -> normalized hidden states of `output_rows`, [outputs, hidden]; writes each layer's K and V
         into its bfloat16 [blocks, 2, kv_heads, block_size, head_dim], in the order of src/kernels.h."""
@@ -138,7 +172,7 @@ class StepEngine:
         done = self._functions.pageloom_forward(
             self._pool.handle,
             self._handle,
-            ctypes.byref(_step_inputs(token_ids, batch, block_size, output_rows)),
+            ctypes.byref(_step_inputs(token_ids, batch, block_size, output_rows, taps)),
             (ctypes.c_void_p * len(kv_caches))(*[cache.data_ptr() for cache in kv_caches]),
             hidden.data_ptr(),
         )
@@ -160,6 +194,18 @@ class StepEngine:
         _check(done)
         return token_ids
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] int64 -> bfloat16 [tokens, hidden]."""
+        rows = torch.empty(len(token_ids), self._weights.embedding.in_features, dtype=torch.bfloat16)
+        self._functions.pageloom_embed(
+            self._pool.handle, self._handle, token_ids.data_ptr(), len(token_ids), rows.data_ptr()
+        )
+        return rows
+
+    def first_layers(self, num_layers: int) -> StepEngine:
+        """A model of the first layers, the norm and the head, over the same weights."""
+        return StepEngine(self._store, replace(self._weights, layers=self._weights.layers[:num_layers]))
+
 
 def attention_batch(batch: AttentionBatch, block_size: int) -> structs.AttentionBatch:
     """The same batch for the library; its tensors are pointed to."""
@@ -173,7 +219,26 @@ def attention_batch(batch: AttentionBatch, block_size: int) -> structs.Attention
     )
 
 
-def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor) -> structs.StepInputs:
+def experts_struct(experts: ExpertsWeights) -> structs.Experts:
+    """The same mixture for the library; its matrices are pointed to."""
+    shared = experts.shared
+    return structs.Experts(
+        num_experts=len(experts.down),
+        experts_per_token=experts.experts_per_token,
+        normalize_weights=experts.normalize_weights,
+        router=experts.router.handle,
+        gate_up=(ctypes.c_void_p * len(experts.gate_up))(*[matrix.handle for matrix in experts.gate_up]),
+        down=(ctypes.c_void_p * len(experts.down))(*[matrix.handle for matrix in experts.down]),
+        shared_gate_up=None if shared is None else shared.gate_up.handle,
+        shared_down=None if shared is None else shared.down.handle,
+        shared_gate=None if shared is None else shared.gate.handle,
+    )
+
+
+def _step_inputs(
+    token_ids: Tensor, batch: AttentionBatch, block_size: int, output_rows: Tensor, taps: HiddenTaps | None
+) -> structs.StepInputs:
+    layers = () if taps is None else taps.layers
     return structs.StepInputs(
         num_rows=len(token_ids),
         token_ids=token_ids.data_ptr(),
@@ -182,28 +247,21 @@ def _step_inputs(token_ids: Tensor, batch: AttentionBatch, block_size: int, outp
         num_outputs=len(output_rows),
         output_rows=output_rows.data_ptr(),
         attention=attention_batch(batch, block_size),
+        num_taps=len(layers),
+        tap_layers=(ctypes.c_int32 * len(layers))(*layers),
+        taps=None if taps is None else taps.states.data_ptr(),
     )
 
 
 def _model_spec(weights: ModelWeights) -> structs.ModelSpec:
-    layers = [
-        structs.Layer(
-            attention_norm=layer.attention_norm.data_ptr(),
-            qkv=_linear(layer.qkv),
-            output=_linear(layer.output),
-            mlp_norm=layer.mlp_norm.data_ptr(),
-            gate_up=_linear(layer.gate_up),
-            down=_linear(layer.down),
-        )
-        for layer in weights.layers
-    ]
+    layers = [_layer(layer) for layer in weights.layers]
     return structs.ModelSpec(
         num_layers=len(layers),
         num_heads=weights.num_heads,
         num_kv_heads=weights.num_kv_heads,
         head_dim=weights.head_dim,
         hidden_size=weights.embedding.in_features,
-        intermediate_size=weights.layers[0].down.matrix.in_features,
+        intermediate_size=max(_intermediate_size(layer.mlp) for layer in weights.layers),
         rms_norm_eps=weights.rms_norm_eps,
         layers=(structs.Layer * len(layers))(*layers),
         embedding=weights.embedding.handle,
@@ -214,9 +272,32 @@ def _model_spec(weights: ModelWeights) -> structs.ModelSpec:
     )
 
 
+def _layer(layer: LayerWeights) -> structs.Layer:
+    spec = structs.Layer(
+        attention_norm=layer.attention_norm.data_ptr(),
+        qkv=_linear(layer.qkv),
+        query_norm=_optional_pointer(layer.query_norm),
+        key_norm=_optional_pointer(layer.key_norm),
+        output=_linear(layer.output),
+        mlp_norm=layer.mlp_norm.data_ptr(),
+    )
+    if isinstance(layer.mlp, ExpertsWeights):
+        spec.experts = ctypes.pointer(experts_struct(layer.mlp))
+    else:
+        spec.gate_up, spec.down = _linear(layer.mlp.gate_up), _linear(layer.mlp.down)
+    return spec
+
+
+def _intermediate_size(mlp: MlpWeights | ExpertsWeights) -> int:
+    return 0 if isinstance(mlp, ExpertsWeights) else mlp.down.matrix.in_features
+
+
 def _linear(weights: LinearWeights) -> structs.Linear:
-    bias = None if weights.bias is None else weights.bias.data_ptr()
-    return structs.Linear(matrix=weights.matrix.handle, bias=bias)
+    return structs.Linear(matrix=weights.matrix.handle, bias=_optional_pointer(weights.bias))
+
+
+def _optional_pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _rows(hidden: Tensor) -> tuple[int, int]:

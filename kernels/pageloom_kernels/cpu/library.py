@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "forward": (c_bool, (*_POINTERS, POINTER(structs.StepInputs), POINTER(c_void_p), c_void_p)),
     "logits": (c_bool, (*_POINTERS, c_void_p, c_int64, c_void_p)),
     "most_likely": (c_bool, (*_POINTERS, c_void_p, c_int64, c_void_p)),
+    "embed": (None, (*_POINTERS, c_void_p, c_int64, c_void_p)),
     "memory_ahead_create": (c_void_p, (c_void_p, c_int64, c_int64, c_int64)),
     "memory_ahead_free": (None, (c_void_p,)),
     "memory_ahead_used": (None, (c_void_p, c_int64)),
@@ -51,6 +52,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p)),
     "silu_mul": (None, (c_void_p, c_int64, c_int64, c_void_p)),
+    "expert_mlp": (c_bool, (c_void_p, POINTER(structs.Experts), c_void_p, c_int64, c_void_p)),
     "rotary_write": (None, (POINTER(structs.RotaryWrite), c_void_p, c_void_p, c_int64, c_int64)),
     "attention": (
         c_bool,

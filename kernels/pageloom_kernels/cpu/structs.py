@@ -1,8 +1,8 @@
-"""The C structs of src/kernels.h, src/row_kernels.h and src/model.h, field by field."""
+"""The C structs of src/kernels.h, src/row_kernels.h, src/experts.h and src/model.h, field by field."""
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_float, c_int, c_int32, c_int64, c_void_p
 
 
 class AttentionShape(Structure):
@@ -37,12 +37,29 @@ class Linear(Structure):
     _fields_ = (("matrix", c_void_p), ("bias", c_void_p))
 
 
+class Experts(Structure):
+    _fields_ = (
+        ("num_experts", c_int32),
+        ("experts_per_token", c_int32),
+        ("normalize_weights", c_bool),
+        ("router", c_void_p),
+        ("gate_up", POINTER(c_void_p)),
+        ("down", POINTER(c_void_p)),
+        ("shared_gate_up", c_void_p),
+        ("shared_down", c_void_p),
+        ("shared_gate", c_void_p),
+    )
+
+
 class Layer(Structure):
     _fields_ = (
         ("attention_norm", c_void_p),
         ("qkv", Linear),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
         ("output", Linear),
         ("mlp_norm", c_void_p),
+        ("experts", POINTER(Experts)),
         ("gate_up", Linear),
         ("down", Linear),
     )
@@ -75,4 +92,7 @@ class StepInputs(Structure):
         ("num_outputs", c_int64),
         ("output_rows", c_void_p),
         ("attention", AttentionBatch),
+        ("num_taps", c_int64),
+        ("tap_layers", POINTER(c_int32)),
+        ("taps", c_void_p),
     )

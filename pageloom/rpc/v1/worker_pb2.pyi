@@ -56,7 +56,7 @@ class Leaving(_message.Message):
     def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "protocol_version", "model", "cache", "max_num_seqs", "max_num_batched_tokens", "highest_epoch")
+    __slots__ = ("worker_id", "boot_id", "protocol_version", "model", "cache", "max_num_seqs", "max_num_batched_tokens", "highest_epoch", "max_num_draft_tokens")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Hello(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: str
     protocol_version: int
@@ -73,7 +74,8 @@ class Hello(_message.Message):
     max_num_seqs: int
     max_num_batched_tokens: int
     highest_epoch: int
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., cache: _Optional[_Union[_common_pb2.CacheInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., highest_epoch: _Optional[int] = ...) -> None: ...
+    max_num_draft_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., cache: _Optional[_Union[_common_pb2.CacheInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., highest_epoch: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "heartbeat_interval_s", "max_num_steps_in_flight")
@@ -100,7 +102,7 @@ class Drain(_message.Message):
     def __init__(self, stop: _Optional[bool] = ...) -> None: ...
 
 class BatchPlan(_message.Message):
-    __slots__ = ("epoch", "step", "snapshot", "released_slots", "admissions", "grown_slots", "grown_counts", "grown_block_ids", "chunk_slots", "chunk_lens", "held_slots", "copy_source_block_ids", "copy_target_block_ids")
+    __slots__ = ("epoch", "step", "snapshot", "released_slots", "admissions", "grown_slots", "grown_counts", "grown_block_ids", "chunk_slots", "chunk_lens", "held_slots", "copy_source_block_ids", "copy_target_block_ids", "draft_slots", "draft_limits")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +116,8 @@ class BatchPlan(_message.Message):
     HELD_SLOTS_FIELD_NUMBER: _ClassVar[int]
     COPY_SOURCE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     COPY_TARGET_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     snapshot: bool
@@ -127,7 +131,9 @@ class BatchPlan(_message.Message):
     held_slots: _containers.RepeatedScalarFieldContainer[int]
     copy_source_block_ids: _containers.RepeatedScalarFieldContainer[int]
     copy_target_block_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., snapshot: _Optional[bool] = ..., released_slots: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., grown_slots: _Optional[_Iterable[int]] = ..., grown_counts: _Optional[_Iterable[int]] = ..., grown_block_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_lens: _Optional[_Iterable[int]] = ..., held_slots: _Optional[_Iterable[int]] = ..., copy_source_block_ids: _Optional[_Iterable[int]] = ..., copy_target_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    draft_slots: _containers.RepeatedScalarFieldContainer[int]
+    draft_limits: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., snapshot: _Optional[bool] = ..., released_slots: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., grown_slots: _Optional[_Iterable[int]] = ..., grown_counts: _Optional[_Iterable[int]] = ..., grown_block_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_lens: _Optional[_Iterable[int]] = ..., held_slots: _Optional[_Iterable[int]] = ..., copy_source_block_ids: _Optional[_Iterable[int]] = ..., copy_target_block_ids: _Optional[_Iterable[int]] = ..., draft_slots: _Optional[_Iterable[int]] = ..., draft_limits: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice_index", "first_scored_token", "pooling")
@@ -152,7 +158,7 @@ class Admission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice_index: _Optional[int] = ..., first_scored_token: _Optional[int] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "failure_params")
+    __slots__ = ("epoch", "step", "slots", "token_ids", "logprob_slots", "logprobs", "failed_slots", "failure_messages", "duration_us", "scored_slots", "prompt_logprobs", "pooled_slots", "embeddings", "failure_params", "token_counts", "draft_counts", "draft_limit", "undrafted_duration_us")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +173,10 @@ class StepResult(_message.Message):
     POOLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNDRAFTED_DURATION_US_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     slots: _containers.RepeatedScalarFieldContainer[int]
@@ -181,4 +191,8 @@ class StepResult(_message.Message):
     pooled_slots: _containers.RepeatedScalarFieldContainer[int]
     embeddings: _containers.RepeatedScalarFieldContainer[bytes]
     failure_params: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., failure_params: _Optional[_Iterable[str]] = ...) -> None: ...
+    token_counts: _containers.RepeatedScalarFieldContainer[int]
+    draft_counts: _containers.RepeatedScalarFieldContainer[int]
+    draft_limit: int
+    undrafted_duration_us: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprob_slots: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., failed_slots: _Optional[_Iterable[int]] = ..., failure_messages: _Optional[_Iterable[str]] = ..., duration_us: _Optional[int] = ..., scored_slots: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ..., pooled_slots: _Optional[_Iterable[int]] = ..., embeddings: _Optional[_Iterable[bytes]] = ..., failure_params: _Optional[_Iterable[str]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_counts: _Optional[_Iterable[int]] = ..., draft_limit: _Optional[int] = ..., undrafted_duration_us: _Optional[int] = ...) -> None: ...

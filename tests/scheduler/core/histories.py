@@ -64,6 +64,7 @@ class History:
             self.expire: 0.5,
             self.explain: 0.5,
         }
+        self.max_num_draft_tokens = rng.choice((0, 1, 3, 7))
         self.failure_rate = rng.choice((0.0, 0.0, 0.1))
         self.poolings: tuple[Pooling | None, ...] = rng.choice(((None,), (None, None, Pooling.last, Pooling.mean)))
         self.prompt_logprobs: tuple[int | None, ...] = rng.choice(((None,), (None,), (None, None, 0, 2)))
@@ -172,6 +173,7 @@ class History:
                 num_blocks=max(2, self.rng.randint(12, self.num_kv_tokens) // block_size),
                 max_num_seqs=self.rng.choice((2, 5, 8)),
                 max_num_batched_tokens=self.rng.choice((2, 8, 32)),
+                max_num_draft_tokens=self.max_num_draft_tokens,
             )
             self.world.attach(hello)
 

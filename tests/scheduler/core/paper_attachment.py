@@ -142,8 +142,9 @@ class PaperAttachment:
 
     def _check_runs(self, plan: BatchPlan, runs: dict[int, int]) -> None:
         block_size = self.hello.cache.block_size
-        # The scheduler has not heard yet of what failed.
-        assert runs or any(flight.result.failures for flight in self.flights), "a plan without work"
+        # The scheduler has not heard yet of what failed, or has come to its max_tokens with drafts.
+        ended = any(flight.result.failures or flight.result.draft_counts for flight in self.flights)
+        assert runs or ended, "a plan without work"
         num_owners: dict[int, int] = {}
         for state in self.worker.slots.values():
             for block_id in state.block_ids:
@@ -151,7 +152,8 @@ class PaperAttachment:
         for slot, num_tokens in runs.items():
             state = self.worker.slots[slot]
             start = state.num_computed_tokens
-            for block_id in state.block_ids[start // block_size : -(-(start + num_tokens) // block_size)]:
+            end = start + num_tokens + state.draft_limit
+            for block_id in state.block_ids[start // block_size : -(-end // block_size)]:
                 assert num_owners[block_id] == 1, "writes into a block that another slot reads"
             if self.streams[slot].wait_for_tokens:
                 draws_in_flight = any(slot in flight.result.slots for flight in self.flights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from pageloom.wire.record import RecordedCall
 from scheduler_svc.core import Ending, Limits, NewTokens, ScoredPrompt, invariants
 from scheduler_svc.recording import RecordingScheduler
 from scheduler_svc.rerun import rerun
-from tests.scheduler.core.paper_attachment import PaperAttachment, Stream
+from tests.scheduler.core.paper_attachment import Flight, PaperAttachment, Stream
 from tests.scheduler.core.queue_checks import check_passing
 from tests.scheduler.core.timeline_checks import check_timeline
 from tests.support.paper_model import PAPER_MODEL, SoloRun, score, solo_pooling, solo_run
@@ -175,11 +176,7 @@ class PaperWorld:
         flight = self.workers[worker_id].land()
         result = flight.result
         self._tell(f"commit {worker_id}", result)
-        due = {
-            (flight.streams[slot].key, token_id)
-            for slot, token_id in zip(result.slots, result.token_ids, strict=True)
-            if flight.streams[slot].finished is None and not flight.streams[slot].failed
-        }
+        due = _due(flight)
         for slot, stream in flight.streams.items():
             stream.num_lost_runs = 0
             stream.failed |= slot in result.failures
@@ -187,9 +184,8 @@ class PaperWorld:
         assert committed.facts is not None, "a result was ignored"
         assert committed.facts.num_seqs >= len(flight.runs)
         tokens = committed.tokens
-        brought = list(zip(tokens.keys.tolist(), tokens.token_ids.tolist(), strict=True))
-        assert len(set(brought)) == len(brought), "a token, twice"
-        assert set(brought) == due, "other tokens than the step drew for open choices"
+        brought = list(zip(tokens.keys.tolist(), tokens.indexes.tolist(), tokens.token_ids.tolist(), strict=True))
+        assert sorted(brought) == sorted(due), "other tokens than the step drew for open choices"
         self._receive_scores(committed.prompt_logprobs)
         self._receive(committed.endings, tokens)
         assert all(flight.streams[slot].finished for slot in result.failures), "a failed choice goes on"
@@ -367,17 +363,18 @@ class PaperWorld:
             stream.num_scored_tokens += len(part.logprobs)
 
     def _receive_tokens(self, tokens: NewTokens) -> None:
-        columns = (tokens.keys.tolist(), tokens.first_indexes.tolist(), tokens.token_ids.tolist())
-        for key, first_index, token_id in zip(*columns, strict=True):
+        columns = (tokens.keys.tolist(), tokens.indexes.tolist(), tokens.token_ids.tolist())
+        logprobs = tokens.logprobs or [None] * len(columns[0])
+        for key, index, token_id, of_token in zip(*columns, logprobs, strict=True):
             stream = self._by_key[key]
             assert stream.finished is None, "a token after the end"
-            assert first_index == len(stream.token_ids), "a gap or repeat"
+            assert index == len(stream.token_ids), "a gap or repeat"
             is_scored = stream.num_scored_tokens == stream.num_prompt_tokens
             assert stream.scores is None or is_scored, "a token before all scores of the prompt"
             stream.token_ids.append(token_id)
-            assert stream.solo.token_ids[first_index : first_index + 1] == [token_id], "wrong text"
-            assert (key in tokens.logprobs) == stream.wants_logprobs, "log-probabilities"
-        assert tokens.logprobs.keys() <= set(columns[0])
+            assert stream.solo.token_ids[index : index + 1] == [token_id], "wrong text"
+            assert (of_token is not None) == stream.wants_logprobs, "log-probabilities"
+            assert of_token is None or of_token.top_token_ids == (token_id,), "log-probabilities of another token"
 
     def _check_end(self, stream: Stream, event: ChoiceFinished) -> None:
         assert event.num_output_tokens == len(stream.token_ids)
@@ -416,6 +413,20 @@ class PaperWorld:
 
     def _tell(self, what: str, value: object) -> None:
         self.story.append((what, value))
+
+
+def _due(flight: Flight) -> list[tuple[int, int, int]]:
+    """The tokens of a step that open choices get: key, index and token. What comes after a choice's end is nobody's."""
+    result, due = flight.result, []
+    token_ids = iter(result.token_ids)
+    for slot, count in zip(result.slots, result.token_counts or (1,) * len(result.slots), strict=True):
+        stream, drawn = flight.streams[slot], list(itertools.islice(token_ids, count))
+        if stream.finished is not None or stream.failed:
+            continue
+        first_index = len(stream.token_ids)
+        indexes = range(first_index, min(first_index + count, len(stream.solo.token_ids)))
+        due += [(stream.key, index, drawn[index - first_index]) for index in indexes]
+    return due
 
 
 def _solo(request: GenerateRequest, choice_index: int) -> SoloRun:

@@ -94,8 +94,8 @@ class TestEnds:
 class TestTokens:
     def test_they_are_numbered_from_the_first_output_token(self):
         tokens = bring(started(resume=((0, (5, 6)),)), 7).tokens
-        assert (tokens.first_indexes.tolist(), tokens.token_ids.tolist()) == ([2], [7])
-        assert tokens.logprobs == {}
+        assert (tokens.indexes.tolist(), tokens.token_ids.tolist()) == ([2], [7])
+        assert tokens.logprobs == []
 
     def test_the_key_is_what_submit_returned(self):
         scheduler = Scheduler(make_limits())
@@ -110,9 +110,9 @@ class TestTokens:
     def test_log_probabilities_go_along(self):
         scheduler = started(logprobs=1)
         logprobs = TokenLogprobs(-0.5, (7,), (-0.5,))
-        result = StepResult(epoch=1, step=1, slots=(0,), token_ids=(7,), logprobs={0: logprobs})
+        result = StepResult(epoch=1, step=1, slots=(0,), token_ids=(7,), logprobs={0: (logprobs,)})
         tokens = scheduler.commit("a", result, 12.0).tokens
-        assert tokens.logprobs == {int(tokens.keys[0]): logprobs}
+        assert tokens.logprobs == [logprobs]
 
     def test_the_facts_of_a_finished_choice(self):
         (end,) = bring(started(prompt=5, max_tokens=1), 7).endings
@@ -253,7 +253,7 @@ class TestResultsThatDoNotFit:
         ("result", "says"),
         [
             (StepResult(epoch=1, step=1), "0 tokens for slots"),
-            (StepResult(epoch=1, step=1, slots=(1,), token_ids=(5,)), r"slots \[1\]; one was due for each of \[0\]"),
+            (StepResult(epoch=1, step=1, slots=(1,), token_ids=(5,)), r"slots \[1\]; some were due for each of \[0\]"),
             (StepResult(epoch=1, step=1, slots=(0, 1), token_ids=(5, 5)), r"slots \[0, 1\]"),
             (StepResult(epoch=1, step=1, slots=(0, 0), token_ids=(5, 6)), "2 tokens"),
             (StepResult(epoch=1, step=1, slots=(0,), token_ids=(5, 6)), "2 tokens"),

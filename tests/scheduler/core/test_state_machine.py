@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from pageloom.plan import WorkerHello
 from pageloom.policies import Pooling, SchedulingPolicy
 from tests.scheduler.core.builders import make_limits, make_request
 from tests.scheduler.core.paper_world import PaperWorld
@@ -19,15 +20,22 @@ STEMS = ((2, 3, 4, 5, 6, 7, 8, 9) * 2, (2, 3, 4, 5, 7, 7, 7, 7) * 2, (7,) * 16)
 
 class CoreMachine(RuleBasedStateMachine):
     world: PaperWorld
+    max_num_draft_tokens: int
 
     @initialize(
         max_num_batched_tokens=st.sampled_from((1, 5, 32)),
         caching=st.booleans(),
         depth=st.sampled_from((2, 1)),
+        max_num_draft_tokens=st.sampled_from((0, 3)),
         scheduling_policy=st.sampled_from(SchedulingPolicy),
     )
     def begin(
-        self, max_num_batched_tokens: int, caching: bool, depth: int, scheduling_policy: SchedulingPolicy
+        self,
+        max_num_batched_tokens: int,
+        caching: bool,
+        depth: int,
+        max_num_draft_tokens: int,
+        scheduling_policy: SchedulingPolicy,
     ) -> None:
         limits = make_limits(
             max_num_seqs=4,
@@ -37,7 +45,11 @@ class CoreMachine(RuleBasedStateMachine):
             scheduling_policy=scheduling_policy,
         )
         self.world = PaperWorld(limits)
-        self.world.attach(paper_hello("a", block_size=2, num_blocks=12))
+        self.max_num_draft_tokens = max_num_draft_tokens
+        self.world.attach(self._hello("a"))
+
+    def _hello(self, worker_id: str) -> WorkerHello:
+        return paper_hello(worker_id, block_size=2, num_blocks=12, max_num_draft_tokens=self.max_num_draft_tokens)
 
     @rule(
         stem=st.sampled_from(STEMS),
@@ -83,7 +95,7 @@ class CoreMachine(RuleBasedStateMachine):
         if worker_id in self.world.workers:
             self.world.lose(worker_id)
         else:
-            self.world.attach(paper_hello(worker_id, block_size=2, num_blocks=12))
+            self.world.attach(self._hello(worker_id))
 
     @rule(worker_id=WORKERS)
     def drain_worker(self, worker_id: str) -> None:

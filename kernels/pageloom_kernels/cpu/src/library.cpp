@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention_plan.h"
+#include "experts.h"
 #include "kernels.h"
 #include "matrix.h"
 #include "memory.h"
@@ -123,6 +124,12 @@ PAGELOOM_EXPORT bool pageloom_most_likely(ThreadPool* pool, Model* model, const 
   });
 }
 
+PAGELOOM_EXPORT void pageloom_embed(ThreadPool* pool, Model* model, const int64_t* token_ids, int64_t num_rows,
+                                    bf16* out) {
+  const ThreadPool::Step step(*pool);
+  model->embed(token_ids, num_rows, out);
+}
+
 PAGELOOM_EXPORT MemoryAhead* pageloom_memory_ahead_create(char* start, int64_t num_regions, int64_t region_bytes,
                                                           int64_t ahead_bytes) {
   MemoryAhead* memory = nullptr;
@@ -166,6 +173,14 @@ PAGELOOM_EXPORT void pageloom_rms_norm(const bf16* x, bf16* residual, const bf16
 
 PAGELOOM_EXPORT void pageloom_silu_mul(const bf16* gate_up, int64_t num_rows, int64_t width, bf16* out) {
   silu_mul_rows(gate_up, width, 0, num_rows, out);
+}
+
+PAGELOOM_EXPORT bool pageloom_expert_mlp(ThreadPool* pool, const Experts* experts, const bf16* x, int64_t num_rows,
+                                         bf16* out) {
+  return succeeds([&] {
+    const ThreadPool::Step step(*pool);
+    ExpertMlp(*pool).forward(*experts, x, num_rows, out);
+  });
 }
 
 PAGELOOM_EXPORT void pageloom_rotary_write(const RotaryWrite* layer, bf16* qkv, bf16* kv, int64_t first,

@@ -14,19 +14,21 @@ Model::Model(ThreadPool& pool, const ModelSpec& spec)
       layers_(spec.layers, spec.layers + spec.num_layers),
       shape_{spec.num_heads, spec.num_kv_heads, spec.head_dim, 1.0f / std::sqrt(static_cast<float>(spec.head_dim))},
       qkv_size_(int64_t{spec.num_heads + 2 * spec.num_kv_heads} * spec.head_dim),
-      query_size_(int64_t{spec.num_heads} * spec.head_dim) {
+      query_size_(int64_t{spec.num_heads} * spec.head_dim),
+      experts_(pool) {
   spec_.layers = layers_.data();
 }
 
 void Model::forward(const StepInputs& step, bf16* const* kv, bf16* hidden) {
   const AttentionPlan plan = plan_attention(shape_, step.attention, pool_.num_threads());
   reserve(step);
-  embed(step);
+  embed(step.token_ids, step.num_rows, residual_.as<bf16>());
   int64_t num_rows = step.num_rows;
   const bf16* delta = nullptr;
   for (int i = 0; i < spec_.num_layers; ++i) {
     const Layer& layer = layers_[i];
     normalize(delta, layer.attention_norm, num_rows, normalized_.as<bf16>());
+    keep_taps(step, i);
     attend_layer(step, plan, layer, kv[i]);
     if (i + 1 == spec_.num_layers) {
       // What follows the last attention concerns the rows that are asked for alone.
@@ -36,7 +38,11 @@ void Model::forward(const StepInputs& step, bf16* const* kv, bf16* hidden) {
     }
     multiply(layer.output, inner_.as<bf16>(), num_rows, delta_.as<bf16>());
     normalize(delta_.as<bf16>(), layer.mlp_norm, num_rows, normalized_.as<bf16>());
-    feed_forward(layer, num_rows);
+    if (layer.experts != nullptr) {
+      experts_.forward(*layer.experts, normalized_.as<bf16>(), num_rows, delta_.as<bf16>());
+    } else {
+      feed_forward(layer, num_rows);
+    }
     delta = delta_.as<bf16>();
   }
   normalize(delta, spec_.norm, num_rows, hidden);
@@ -52,12 +58,23 @@ void Model::most_likely(const bf16* hidden, int64_t num_rows, int64_t* token_ids
                      matrix_scratch(*spec_.head, num_rows));
 }
 
-void Model::embed(const StepInputs& step) {
-  for_row_groups(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+void Model::embed(const int64_t* token_ids, int64_t num_rows, bf16* out) {
+  for_row_groups(pool_, num_rows, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      matrix_row(*spec_.embedding, step.token_ids[row], residual_.as<bf16>() + row * spec_.hidden_size);
+      matrix_row(*spec_.embedding, token_ids[row], out + row * spec_.hidden_size);
     }
   });
+}
+
+// Copies the residual, which `normalize` has just completed, to wherever the layer's input is asked for.
+void Model::keep_taps(const StepInputs& step, int layer) {
+  for (int64_t tap = 0; tap < step.num_taps; ++tap) {
+    if (step.tap_layers[tap] != layer) continue;
+    for (int64_t row = 0; row < step.num_rows; ++row) {
+      std::memcpy(step.taps + (row * step.num_taps + tap) * spec_.hidden_size,
+                  residual_.as<bf16>() + row * spec_.hidden_size, spec_.hidden_size * sizeof(bf16));
+    }
+  }
 }
 
 void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, const Layer& layer, bf16* kv) {
@@ -72,10 +89,19 @@ void Model::attend_layer(const StepInputs& step, const AttentionPlan& plan, cons
                            .slot_mapping = step.slot_mapping,
                            .num_rows = step.num_rows};
   for_row_groups(pool_, step.num_rows, [&](int64_t first, int64_t last) {
+    if (layer.query_norm != nullptr) {
+      for (int64_t row = first; row < last; ++row) normalize_heads(layer, qkv + row * qkv_size_);
+    }
     rotary_write_rows(rotary, qkv, kv, first, last);
   });
   scratch_.reserve(plan.scratch_bytes());
   attend(pool_, plan, qkv, qkv_size_, kv, inner_.as<bf16>(), query_size_, scratch_.as<void>());
+}
+
+void Model::normalize_heads(const Layer& layer, bf16* qkv) {
+  bf16* keys = qkv + query_size_;
+  rms_norm_rows(nullptr, qkv, layer.query_norm, spec_.rms_norm_eps, spec_.head_dim, 0, spec_.num_heads, qkv);
+  rms_norm_rows(nullptr, keys, layer.key_norm, spec_.rms_norm_eps, spec_.head_dim, 0, spec_.num_kv_heads, keys);
 }
 
 // Leaves the rows that are asked for, in their order, in inner_ and residual_.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention_plan.h"
+#include "experts.h"
 #include "kernels.h"
 #include "matrix.h"
 #include "memory.h"
@@ -19,15 +20,19 @@ struct Linear {
 struct Layer {
   const bf16* attention_norm;
   Linear qkv;  // queries, keys and values below each other
+  const bf16* query_norm;  // [head_dim], of each head by itself; nullptr: none, as for the keys
+  const bf16* key_norm;
   Linear output;
   const bf16* mlp_norm;
+  // If this is nullptr the layer has one network for all tokens, else only this.
+  const Experts* experts;
   Linear gate_up;  // gate and up below each other
   Linear down;
 };
 
 struct ModelSpec {
   int32_t num_layers, num_heads, num_kv_heads, head_dim;
-  int64_t hidden_size, intermediate_size;
+  int64_t hidden_size, intermediate_size;  // the latter of layers without experts
   float rms_norm_eps;
   const Layer* layers;
   const Matrix* embedding;
@@ -45,6 +50,9 @@ struct StepInputs {
   int64_t num_outputs;
   const int64_t* output_rows;  // [num_outputs] the rows whose hidden states are asked for
   AttentionBatch attention;
+  int64_t num_taps;
+  const int32_t* tap_layers;  // [num_taps]
+  bf16* taps;                 // [num_rows, num_taps, hidden_size] receives what goes into those layers
 };
 
 // What it points to must outlive it. One thread at a time may call it.
@@ -58,12 +66,15 @@ class Model {
   void logits(const bf16* hidden, int64_t num_rows, float* logits);
   // [num_rows] as matrix_gemm_argmax of the logits.
   void most_likely(const bf16* hidden, int64_t num_rows, int64_t* token_ids);
+  // [num_rows, hidden_size]
+  void embed(const int64_t* token_ids, int64_t num_rows, bf16* out);
 
   const Matrix& head() const { return *spec_.head; }
 
  private:
-  void embed(const StepInputs& step);
+  void keep_taps(const StepInputs& step, int layer);
   void attend_layer(const StepInputs& step, const AttentionPlan& plan, const Layer& layer, bf16* kv);
+  void normalize_heads(const Layer& layer, bf16* qkv);
   void keep_rows(const StepInputs& step);
   void feed_forward(const Layer& layer, int64_t num_rows);
   void multiply(const Linear& linear, const bf16* x, int64_t num_rows, bf16* y);
@@ -76,6 +87,7 @@ class Model {
   std::vector<Layer> layers_;
   AttentionShape shape_;
   int64_t qkv_size_, query_size_;
+  ExpertMlp experts_;
 
   // Activations of the step, all [rows, size].
   Buffer residual_, normalized_, delta_;  // hidden_size

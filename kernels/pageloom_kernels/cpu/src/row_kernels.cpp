@@ -113,6 +113,24 @@ void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t la
   }
 }
 
+void sum_weighted(const bf16* x, const int64_t* indices, const float* weights, int count, int64_t width, bf16* out) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t rest = width - i;
+    Floats total = zeros();
+    for (int j = 0; j < count; ++j) {
+      const bf16* row = x + indices[j] * width + i;
+      const Floats value = rest >= kLanes ? load_bf16(row) : load_rest(row, rest);
+      total = add(total, rounded(mul(value, splat(weights[j]))));
+    }
+    rest >= kLanes ? store_bf16(out + i, total) : store_rest(out + i, rest, total);
+  }
+}
+
+void add_scaled(const bf16* row, float factor, int64_t width, bf16* out) {
+  const auto add_product = [&](Floats sum, Floats value) { return add(sum, rounded(mul(value, splat(factor)))); };
+  map_row(width, out, add_product, out, row);
+}
+
 void rotary_write_rows(const RotaryWrite& layer, bf16* qkv, bf16* kv, int64_t first, int64_t last) {
   const int head_dim = layer.head_dim, half = head_dim / 2;
   const int64_t width = int64_t{layer.num_heads + 2 * layer.num_kv_heads} * head_dim;

@@ -28,6 +28,13 @@ void rms_norm_rows(const bf16* x, bf16* residual, const bf16* weight, float eps,
 // out = silu(gate) * up for gate_up [rows, 2 * width], whose first half is the gate; silu is rounded to bf16.
 void silu_mul_rows(const bf16* gate_up, int64_t width, int64_t first, int64_t last, bf16* out);
 
+// The sum of `count` rows of x, of `width`, those at `indices`, each times its weight: products are rounded, and their
+// fp32 sum.
+void sum_weighted(const bf16* x, const int64_t* indices, const float* weights, int count, int64_t width, bf16* out);
+
+// out += factor * row, of `width`; both steps are rounded.
+void add_scaled(const bf16* row, float factor, int64_t width, bf16* out);
+
 // One layer's rotation and KV write. `qkv` is [rows, (num_heads + 2 * num_kv_heads) * head_dim].
 struct RotaryWrite {
   int num_heads, num_kv_heads, head_dim;

@@ -1,0 +1,93 @@
+"""What `LLM(...)` takes, and what it says of what it does not take."""
+
+import inspect
+
+import pytest
+
+from pageloom import LLM, AsyncLLM, cli
+from pageloom.config import SchedulerConfig, WorkerConfig
+from pageloom.errors import InvalidConfig, ModelLoadError
+from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config
+
+# Of the command line: where processes listen, how they stop, and what they are called by others.
+NOT_OF_A_PROGRAM = {
+    "model", "host", "port", "uds", "metrics_host", "metrics_port", "shutdown_timeout", "simulate", "scheduler",
+    "worker_id",
+}  # fmt: skip
+
+
+def test_every_option_of_the_engine_is_an_argument():
+    options = {name for each in (cli.scheduler, cli.worker) for name in inspect.signature(each).parameters}
+    assert options - {"context"} - NOT_OF_A_PROGRAM <= EngineOptions.__annotations__.keys()
+
+
+def test_arguments_reach_the_services():
+    config = engine_config(
+        "LLM",
+        "",
+        {"max_num_seqs": 8, "block_size": 16, "num_gpu_blocks_override": 77, "quantization": None, "step_timeout": 9},
+    )
+    assert config.stack is not None
+    assert config.stack.scheduler.max_num_seqs == config.stack.worker.max_num_seqs == 8
+    assert (config.stack.worker.block_size, config.stack.worker.num_blocks) == (16, 77)
+    assert config.stack.worker.quantization == "auto"
+    assert config.stack.scheduler.step_timeout_s == 9
+    assert config.stack.gateway is None
+
+
+def test_defaults_are_those_of_the_command_line():
+    config = engine_config("LLM", "", {})
+    assert config.stack is not None
+    assert config.stack.scheduler == SchedulerConfig(metrics_port=0, log_level="warning")
+    assert config.stack.worker == WorkerConfig(model="", metrics_port=0, log_level="warning")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_num_seq": 3}, ["LLM()", "'max_num_seq'", "did you mean 'max_num_seqs'"]),
+        ({"gpu_memory_utilisation": 0.5}, ["did you mean 'gpu_memory_utilization'"]),
+        ({"trust_remote_code": True}, ["'trust_remote_code'", "no code"]),
+        ({"wibble": 1}, ["'wibble'"]),
+    ],
+)
+def test_unknown_arguments(arguments, words: list[str]):
+    with pytest.raises(TypeError) as refused:
+        LLM(**arguments)
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"block_size": 7}, ["block_size must be one of 16, 32, 64, 128"]),
+        ({"max_num_seqs": 0}, ["max_num_seqs must be at least 1"]),
+        ({"max_model_len": "8k"}, ["max_model_len", "int or None", "'8k'"]),
+        ({"max_num_seqs": True}, ["max_num_seqs", "int", "True"]),
+        ({"enable_prefix_caching": 1}, ["enable_prefix_caching", "bool"]),
+        ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization", "1.5"]),
+        ({"data_parallel_size": 0}, ["data_parallel_size"]),
+        ({"address": "127.0.0.1:1", "dtype": "float32"}, ["dtype", "address"]),
+    ],
+)
+def test_values_that_are_not_accepted(arguments, words: list[str]):
+    for kind in (LLM, AsyncLLM):
+        with pytest.raises(InvalidConfig) as refused:
+            kind(**arguments)
+        for word in words:
+            assert word in refused.value.message
+
+
+def test_parsers_are_named_as_arguments():
+    with pytest.raises(InvalidConfig, match=r"^tool_call_parser must be"):
+        LLM(tool_call_parser="nobodys")
+
+
+def test_a_model_that_is_not_there():
+    with pytest.raises(ModelLoadError, match="no/such/folder"):
+        LLM("no/such/folder")
+
+
+def test_the_options_are_all_typed():
+    assert EngineOptions.__annotations__.keys() < LLMOptions.__annotations__.keys()

@@ -1,0 +1,114 @@
+"""No process outlives the program that made it, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+TIMEOUT_S = 60.0
+PROGRAM = """
+from pageloom import LLM, SamplingParams
+from pageloom.errors import EngineError
+print("starting", flush=True)
+llm = LLM(kv_cache_memory_bytes=64 * 1024**2)
+endless = SamplingParams(max_tokens=None, ignore_eos=True)
+try:
+    print("generating", flush=True)
+    llm.generate(["a", "b", "c"], endless)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    print(llm.generate("The capital of France is", SamplingParams(temperature=0.0))[0].outputs[0].text, flush=True)
+except EngineError as error:
+    print(error, flush=True)
+raise ValueError("the program's own error")
+"""
+
+
+class Program:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def wait_for(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == line + "\n"
+
+    def services(self, count: int) -> list[psutil.Process]:
+        """Its processes, once there are as many."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            if len(children) >= count:
+                return children
+            time.sleep(0.02)
+        raise AssertionError(f"fewer than {count} processes after {TIMEOUT_S:g} s")
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code and what it wrote."""
+        out, err = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def running() -> Iterator[Program]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield Program(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _gone, alive = psutil.wait_procs(processes, timeout=15)
+    assert not alive
+
+
+def test_ctrl_c_and_then_an_exception():
+    with running() as program:
+        program.wait_for("starting")
+        program.wait_for("generating")
+        services = program.services(2)
+        program.process.send_signal(signal.SIGINT)
+        program.wait_for("interrupted")
+        code, out, err = program.end()
+        assert code == 1
+        # The engine was left as it was.
+        assert "Paris" in out
+        assert err.rstrip().endswith("ValueError: the program's own error")
+        assert_gone(services)
+
+
+def test_ctrl_c_while_the_model_loads():
+    with running() as program:
+        program.wait_for("starting")
+        services = program.services(2)
+        program.process.send_signal(signal.SIGINT)
+        code, out, err = program.end()
+        assert code != 0
+        assert "generating" not in out
+        assert "KeyboardInterrupt" in err
+        assert_gone(services)
+
+
+@pytest.mark.parametrize("victim", ["program", "worker_svc"])
+def test_a_process_that_is_killed(victim: str):
+    with running() as program:
+        program.wait_for("starting")
+        program.wait_for("generating")
+        services = program.services(2)
+        if victim == "program":
+            program.process.kill()
+        else:
+            next(each for each in services if victim in each.cmdline()).kill()
+            program.wait_for("the engine is gone: its worker ended with exit code -9")
+            assert program.end()[0] == 1
+        assert_gone(services)

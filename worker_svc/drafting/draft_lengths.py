@@ -1,0 +1,74 @@
+"""How many tokens are worth guessing for each slot? What acceptance so far and the time of a step let expect.
+
+A draft that is right saves its slot a step, and each draft makes the step of all a little longer. So the drafts of a
+step are those that give most tokens per second.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker_svc.drafting.step_costs import StepCosts
+
+# What the first drafts of an output are given credit for.
+_FIRST_ACCEPTANCE = 0.8
+# Hardly any are better. A batch in which such would not pay needs no drafts.
+_BEST_ACCEPTANCE = 0.98
+# Of the newest draft, in the average over a slot's drafts; and of the credit, in each step without any: an output that
+# begins to repeat itself gets another try after a while.
+_WEIGHT = 0.15
+_RECOVERY = 0.01
+
+
+class DraftLengths:
+    """Columns over the slots. `acceptance` is how likely a draft is right if those before it were."""
+
+    def __init__(self, costs: StepCosts, *, max_num_seqs: int, max_num_draft_tokens: int) -> None:
+        self._costs = costs
+        self._ranks = np.arange(1, max_num_draft_tokens + 1)
+        self.acceptance = np.full(max_num_seqs, _FIRST_ACCEPTANCE)
+        # Seconds that guessing one token more takes, of a drafter that works token by token.
+        self._guess_s = 0.0
+
+    def bind(self, slot: int) -> None:
+        self.acceptance[slot] = _FIRST_ACCEPTANCE
+
+    def useful(self, acceptance: NDArray[np.float64], num_draws: int, num_rows: int) -> NDArray[np.int64]:
+        """How many drafts are best for a slot of each `acceptance` [slots], if no other of the `num_draws` slots in a
+        step of `num_rows` rows had any."""
+        num_gained = np.cumsum(acceptance[:, None] ** self._ranks, axis=1)
+        seconds = self._costs.seconds(num_rows + self._ranks) + self._guess_s * self._ranks
+        rates = (num_draws + num_gained) / seconds  # [slots, ranks]
+        best = rates.argmax(axis=1)
+        pays = rates[np.arange(len(acceptance)), best] > num_draws / self._costs.seconds(np.array(num_rows))
+        return np.where(pays, best + 1, 0)
+
+    def most_useful(self, num_draws: int, num_rows: int) -> int:
+        """Drafts beyond these are worth nothing in such a step, however good they are."""
+        return int(self.useful(np.array([_BEST_ACCEPTANCE]), num_draws, num_rows)[0])
+
+    def chosen(
+        self, slots: NDArray[np.int64], lens: NDArray[np.int64], num_draws: int, num_rows: int
+    ) -> NDArray[np.int64]:
+        """How many of the `lens` drafts at hand for each of `slots` to run, [slots]."""
+        gains = self.acceptance[slots][:, None] ** self._ranks  # [slots, ranks]
+        gains[self._ranks > lens[:, None]] = 0.0
+        order = np.argsort(-gains, axis=None, kind="stable")
+        num_drafts = np.arange(len(order) + 1)
+        num_tokens = num_draws + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
+        best = int((num_tokens / self._costs.seconds(num_rows + num_drafts)).argmax())
+        # Of a slot the earlier drafts gain more, so each slot's chosen ones are its first.
+        return np.bincount(order[:best] // len(self._ranks), minlength=len(slots))
+
+    def record(self, slots: NDArray[np.int64], num_drafts: NDArray[np.int64], num_accepted: NDArray[np.int64]) -> None:
+        """What has become of the drafts of a step's `slots`, which may have had none."""
+        acceptance = self.acceptance[slots]
+        after = 1 - (1 - acceptance) * (1 - _WEIGHT) ** num_accepted
+        after = np.where(num_accepted < num_drafts, after * (1 - _WEIGHT), after)
+        rested = acceptance + _RECOVERY * np.maximum(0.0, _FIRST_ACCEPTANCE - acceptance)
+        self.acceptance[slots] = np.where(num_drafts > 0, after, rested)
+
+    def record_guess(self, seconds: float, most_tokens: int) -> None:
+        """How long guessing took, of at most so many tokens for a slot."""
+        self._guess_s += _WEIGHT * (seconds / most_tokens - self._guess_s)
