@@ -31,6 +31,7 @@ from pageloom.sampling_params import SamplingParams
 
 TIMEOUT_S = 120.0
 WARM_UP_S = 3.0
+TOKENS_PER_ANSWER = 1000
 JsonObject = dict[str, Any]
 
 
@@ -45,12 +46,15 @@ def many_properties(number: int) -> JsonObject:
 
 def doubled(number: int) -> JsonObject:
     """Each level says twice what the next one is."""
-    levels = [f"l{number}_{level}" for level in range(20)]
+    levels = [f"l{level}" for level in range(20)]
     definitions: JsonObject = {
         name: {"allOf": [{"$ref": f"#/$defs/{after}"}] * 2, "anyOf": [{"$ref": f"#/$defs/{after}"}] * 2}
         for name, after in pairwise(levels)
     }
-    return {"$ref": f"#/$defs/{levels[0]}", "$defs": {**definitions, levels[-1]: {"type": "string"}}}
+    return {
+        "$ref": f"#/$defs/{levels[0]}",
+        "$defs": {**definitions, levels[-1]: {"type": "string", "maxLength": number + 1}},
+    }
 
 
 def ambiguous(number: int) -> str:
@@ -86,23 +90,30 @@ class Figures:
 
 
 class Stream:
-    """Always one answer that is being streamed, and when its tokens came."""
+    """Always one answer that is being streamed, and what it waits for each token but its first."""
 
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
         self._http = http
         self._model = model
-        self._arrivals_s: list[float] = []
+        # When the token came, and how long after the one before.
+        self._waits_s: list[tuple[float, float]] = []
 
     async def run(self) -> None:
-        body = {"model": self._model, "prompt": "Once upon a time", "ignore_eos": True, "stream": True}
+        body: JsonObject = {"model": self._model, "prompt": "Once upon a time", "ignore_eos": True, "stream": True}
+        body["max_tokens"] = TOKENS_PER_ANSWER
         while True:
-            async with self._http.stream("POST", "/v1/completions", json=body | {"max_tokens": 4000}) as response:
+            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+                response.raise_for_status()
+                last_s: float | None = None
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
-                        self._arrivals_s.append(time.perf_counter())
+                        now_s = time.perf_counter()
+                        if last_s is not None:
+                            self._waits_s.append((now_s, now_s - last_s))
+                        last_s = now_s
 
     def waits_s(self, since_s: float) -> tuple[float, ...]:
-        return tuple(later - earlier for earlier, later in pairwise(self._arrivals_s) if earlier >= since_s)
+        return tuple(wait_s for arrival_s, wait_s in self._waits_s if arrival_s >= since_s)
 
 
 def main(
