@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -23,6 +24,7 @@ from gateway.http.middleware import RequestMiddleware
 from gateway.http.openapi import describe_truly
 from gateway.loop_lag import watch_lag
 from gateway.metrics import GatewayMetrics
+from gateway.responses.shared_store import SharedResponseStore
 from gateway.responses.store import ResponseStore
 from gateway.routes import (
     anthropic_messages,
@@ -74,8 +76,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         # A redirect loses the body of a POST.
         redirect_slashes=False,
     )
-    metrics = GatewayMetrics(model.names[0], config.shared_metrics_dir)
-    lifecycle.on_change = metrics.generations_running.set
+    metrics = GatewayMetrics(model.names[0], config.shared_dir)
     background = BackgroundTasks()
     app.state.gateway = Gateway(
         config=config,
@@ -86,11 +87,8 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         metrics=metrics,
         grammar_compiler=GrammarCompiler(model.tokenizer, on_refusal=metrics.grammars_refused.inc),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
-        responses=ResponseStore(
-            max_responses=config.max_stored_responses,
-            max_bytes=config.max_stored_response_bytes,
-            ttl_s=config.response_ttl_s,
-        ),
+        thread_of_long_texts=ThreadPoolExecutor(1, thread_name_prefix="long-text"),
+        responses=_response_store(config),
         background=background,
         batches=_batches(app, config, background),
     )
@@ -103,6 +101,14 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         app.include_router(routes.router)
     describe_truly(app)
     return app
+
+
+def _response_store(config: GatewayConfig) -> ResponseStore | SharedResponseStore:
+    max_responses, max_bytes = config.max_stored_responses, config.max_stored_response_bytes
+    if config.shared_dir is None:
+        return ResponseStore(max_responses=max_responses, max_bytes=max_bytes, ttl_s=config.response_ttl_s)
+    path = Path(config.shared_dir, "responses.sqlite")
+    return SharedResponseStore(path, max_responses=max_responses, max_bytes=max_bytes, ttl_s=config.response_ttl_s)
 
 
 def _allow_browsers(app: FastAPI, origins: Sequence[str]) -> None:
@@ -148,4 +154,5 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
                 watch.cancel()
         # Batches that have not ended stay as they are.
         await gateway.batches.close()
-    gateway.threads.shutdown(wait=False, cancel_futures=True)
+    for threads in (gateway.threads, gateway.thread_of_long_texts):
+        threads.shutdown(wait=False, cancel_futures=True)

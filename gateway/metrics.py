@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -68,16 +69,17 @@ class GatewayMetrics:
         self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
         # These two change with each token.
-        labels = {"model_name": model_name}
+        labels, folder = {"model_name": model_name}, None if shared_dir is None else Path(shared_dir)
         self.generation_tokens = UnlockedCounter(
-            "pageloom_generation_tokens", "Tokens generated.", registry=self.registry, labels=labels
+            "pageloom_generation_tokens", "Tokens generated.", registry=self._shown, labels=labels, folder=folder
         )
         self.itl = UnlockedHistogram(
             "pageloom_inter_token_latency_seconds",
             "Between the tokens of a choice.",
             buckets=ITL_BUCKETS_S,
-            registry=self.registry,
+            registry=self._shown,
             labels=labels,
+            folder=folder,
         )
         self.grammars_refused = self._counter(
             "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name

@@ -22,6 +22,7 @@ from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.requests.job import Job
 from gateway.requests.terms import Terms
+from gateway.responses.shared_store import SharedResponseStore
 from gateway.responses.store import ResponseStore
 from gateway.served_model import ServedModel
 from pageloom.client import EngineClient
@@ -32,6 +33,8 @@ from pageloom.request_model import RequestModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# A tenth of a second, about.
+LONG_BODY_BYTES = 128 * 1024
 BodyT = TypeVar("BodyT", bound=RequestModel)
 
 
@@ -47,7 +50,9 @@ class Gateway:
     metrics: GatewayMetrics
     grammar_compiler: GrammarCompiler
     threads: Executor
-    responses: ResponseStore
+    # One request after the other: to tokenize the largest takes seconds, for which others would find no thread.
+    thread_of_long_texts: Executor
+    responses: ResponseStore | SharedResponseStore
     background: BackgroundTasks
     batches: BatchService
 
@@ -56,13 +61,23 @@ class Gateway:
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
+    async def prepared(self, request: Request, prepare: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for what is done with the texts of a request."""
+        is_long = record_of(request.scope).num_body_bytes > LONG_BODY_BYTES
+        threads = self.thread_of_long_texts if is_long else self.threads
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(prepare, *args, **kwargs))
+
     async def job(
-        self, translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job], body: BodyT, terms: Terms
+        self,
+        request: Request,
+        translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job],
+        body: BodyT,
+        terms: Terms,
     ) -> Job:
         """What a request wants of the engine. Raises what `translate` raises, InvalidRequest if its grammar cannot be
         compiled, Overloaded if too many others wait for that, and Unavailable without an engine or if nothing can be
         compiled at all."""
-        job = await self.in_thread(translate, body, terms, self.model, self.engine.require_model())
+        job = await self.prepared(request, translate, body, terms, self.model, self.engine.require_model())
         if job.grammar:
             await self.grammar_compiler.check(job.grammar, param=job.grammar_field)
         return job
@@ -88,8 +103,9 @@ async def at_engine(
     record = record_of(scope)
     record.answer_id, record.observer = answer_id, observer
     try:
-        async with gateway.lifecycle.running(receive):
-            yield
+        with gateway.metrics.generations_running.track_inprogress():
+            async with gateway.lifecycle.running(receive):
+                yield
     except BaseException as error:
         observer.on_end(error)
         raise

@@ -18,6 +18,7 @@ from pageloom.errors import StartupError
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
 from pageloom.option_names import settings_of
+from pageloom.parallel_options import takes_parallel_options
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
@@ -62,6 +63,7 @@ def root(
 @app.command()
 @opt.takes_request_limits
 @takes_batch_options
+@takes_parallel_options
 def serve(
     context: typer.Context,
     model: opt.Model = "",
@@ -147,6 +149,7 @@ def scheduler(
 
 
 @app.command()
+@takes_parallel_options
 def worker(
     context: typer.Context,
     model: opt.Model = "",
@@ -212,6 +215,7 @@ def gateway(
 
 
 @app.command()
+@takes_parallel_options
 def run_batch(
     context: typer.Context,
     input_file: opt.InputFile,

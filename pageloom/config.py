@@ -111,6 +111,8 @@ DEFAULT_SUFFIX_MEMORY_BYTES = 64 * 1024 * 1024
 DEFAULT_MEMORY_UTILIZATION = 0.9
 DEFAULT_GRAMMAR_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_WORKER_ID = "worker-0"
+# That of torchrun.
+DEFAULT_MASTER_PORT = 29500
 MAX_PORT = 65535
 # Below what the kernel holds: 107 bytes on Linux, 103 on macOS.
 MAX_SOCKET_PATH_BYTES = 100
@@ -135,7 +137,7 @@ class ServiceConfig:
 class GatewayConfig(ServiceConfig):
     """Settings of the HTTP gateway. `model` locates tokenizer and chat template only. `generation_config` is "auto",
     "vllm" or a folder: see `options.py`. With `shares_port` other gateways of the same user may listen on the port.
-    Those that are one service have a `shared_metrics_dir`, which the environment's PROMETHEUS_MULTIPROC_DIR names
+    Those that are one service have a folder `shared_dir`, which the environment's PROMETHEUS_MULTIPROC_DIR names
     too."""
 
     model: str
@@ -152,7 +154,7 @@ class GatewayConfig(ServiceConfig):
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)
     shares_port: bool = False
-    shared_metrics_dir: str | None = None
+    shared_dir: str | None = None
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
     max_stored_response_bytes: int = DEFAULT_MAX_STORED_RESPONSE_BYTES
     response_ttl_s: float = DEFAULT_RESPONSE_TTL_S
@@ -218,7 +220,8 @@ class WorkerConfig(ServiceConfig):
     """Settings of a worker. KV memory is `num_blocks` if set, else `kv_cache_memory_bytes`, else a fraction: on a
     GPU what `gpu_memory_utilization` of its memory leaves beside the weights, on a CPU a quarter of the
     available memory and at most 4 GiB. With `simulate`, a profile as `roofline.parse_profile` reads it, no model is
-    loaded."""
+    loaded. `tensor_parallel_size` * `pipeline_parallel_size` ranks hold the model together, as many on each of `nnodes`
+    machines; the figures of memory and threads are for each rank."""
 
     model: str
     simulate: str | None = None
@@ -247,9 +250,25 @@ class WorkerConfig(ServiceConfig):
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
     grammar_cache_bytes: int = DEFAULT_GRAMMAR_CACHE_BYTES
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = DEFAULT_HOST
+    master_port: int = DEFAULT_MASTER_PORT
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
 
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_local_ranks(self) -> int:
+        """On each machine."""
+        return self.num_ranks // self.nnodes
+
     def __post_init__(self) -> None:
+        self._check_ranks()
         _require_one_of("device", self.device, Device)
         _require_one_of("dtype", self.dtype, Dtype)
         _require_one_of("quantization", self.quantization, Quantization)
@@ -267,6 +286,24 @@ class WorkerConfig(ServiceConfig):
             value = getattr(self, name)
             if value is not None:
                 _require_at_least(name, value, 1)
+
+    def _check_ranks(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "nnodes"):
+            _require_at_least(name, getattr(self, name), 1)
+        if self.num_ranks % self.nnodes:
+            raise InvalidConfig(
+                f"--nnodes {self.nnodes} does not divide the {self.num_ranks} ranks of --tensor-parallel-size "
+                f"{self.tensor_parallel_size} and --pipeline-parallel-size {self.pipeline_parallel_size}"
+            )
+        if not 0 <= self.node_rank < self.nnodes:
+            raise InvalidConfig(f"--node-rank must be between 0 and {self.nnodes - 1}, not {self.node_rank}")
+        if self.speculative_model is not None and self.num_ranks > 1:
+            raise InvalidConfig(
+                "--speculative-model needs a model that one rank holds; with --tensor-parallel-size or "
+                "--pipeline-parallel-size, --speculative-method ngram and suffix guess without one"
+            )
+        if self.simulate is not None and self.num_ranks > 1:
+            raise InvalidConfig("--simulate takes the number of GPUs in its profile, such as h200:llama-3-70b:tp4")
 
     def _require_speculation(self) -> None:
         _require_one_of("speculative_method", self.speculative_method, SpeculativeMethod)

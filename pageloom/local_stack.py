@@ -28,9 +28,9 @@ ReadyT = TypeVar("ReadyT", SchedulerReady, WorkerReady, GatewayReady)
 class StackConfig:
     """Settings of all services. The others dial a unix socket of the scheduler, whatever address they have.
 
-    With several workers each gets a name, a metrics port, its part of the CPU's threads, and a GPU of its own. Several
-    gateways share one port, between which the system spreads connections, and store neither responses nor files: the
-    next request may reach another one.
+    With several workers each gets a name, a metrics port, its part of the CPU's threads, and GPUs of its own. Several
+    gateways share one port, between which the system spreads connections. They have their metrics and their stored
+    responses in common, but store no files: the next request may reach another one.
     """
 
     scheduler: SchedulerConfig
@@ -41,9 +41,16 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if self.num_workers > 1 and visible and len(visible.split(",")) < self.num_workers:
+        num_gpus = self.num_workers * self.worker.num_local_ranks
+        if num_gpus > 1 and visible and len(visible.split(",")) < num_gpus:
+            asked = f"--data-parallel-size {self.num_workers}"
+            if self.worker.num_local_ranks > 1:
+                asked += f" with {self.worker.num_local_ranks} ranks each"
+            raise InvalidConfig(f"{asked} needs {num_gpus} GPUs, but CUDA_VISIBLE_DEVICES is {visible!r}")
+        if self.worker.nnodes > 1 and (self.num_workers > 1 or self.worker.node_rank):
             raise InvalidConfig(
-                f"--data-parallel-size {self.num_workers} needs as many GPUs, but CUDA_VISIBLE_DEVICES is {visible!r}"
+                "with --nnodes, --data-parallel-size and --node-rank are those of one worker on machine 0; the other "
+                "machines run pageloom worker"
             )
         if self.num_gateways > 1 and self.gateway is not None and self.gateway.batch_dir is not None:
             raise InvalidConfig("--batch-dir needs --api-server-count 1: several gateways store no files")
@@ -64,7 +71,7 @@ class StackConfig:
             worker_id=f"worker-{index}",
             # Of port 0 each gets one that is free.
             metrics_port=worker.metrics_port + index if worker.metrics_port else worker.metrics_port,
-            num_threads=worker.num_threads or max(1, num_cores // self.num_workers),
+            num_threads=worker.num_threads or max(1, num_cores // (self.num_workers * worker.num_local_ranks)),
         )
 
     def gateway_config(
@@ -74,9 +81,7 @@ class StackConfig:
         gateway = replace(gateway, scheduler_address=scheduler_address, port=port)
         if self.num_gateways == 1:
             return gateway
-        return replace(
-            gateway, shares_port=True, shared_metrics_dir=directory, max_stored_responses=0, max_stored_files=0
-        )
+        return replace(gateway, shares_port=True, shared_dir=directory, max_stored_files=0)
 
     def gateway_environment(self, directory: str) -> dict[str, str]:
         """What differs from this process's own environment. prometheus_client reads it when it is imported."""
@@ -90,7 +95,9 @@ class StackConfig:
         if visible == "":
             # No GPU is to be used.
             return {}
-        return {"CUDA_VISIBLE_DEVICES": str(index) if visible is None else visible.split(",")[index]}
+        num_ranks = self.worker.num_local_ranks
+        gpus = [str(gpu) for gpu in range(self.num_workers * num_ranks)] if visible is None else visible.split(",")
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * num_ranks : (index + 1) * num_ranks])}
 
 
 class LocalStack:

@@ -62,7 +62,8 @@ def parse_address(text: str) -> str:
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
 
 
-def _option(flag: str, text: str, *aliases: str, **settings: object) -> object:
+def option(flag: str, text: str, *aliases: str, **settings: object) -> object:
+    """A typer option with its environment twin."""
     name = flag.split("/")[0].lstrip("-")
     envvar = "PAGELOOM_" + name.upper().replace("-", "_")
     return typer.Option(flag, *aliases, help=text, envvar=envvar, **settings)  # type: ignore[arg-type]
@@ -78,12 +79,12 @@ Model = Annotated[
 ]
 ServedModelName = Annotated[
     list[str] | None,
-    _option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own."),
+    option("--served-model-name", "Name in /v1/models; may be repeated. Default: the model's own."),
 ]
-ChatTemplate = Annotated[str | None, _option("--chat-template", "Jinja file to use instead of the model's.")]
+ChatTemplate = Annotated[str | None, option("--chat-template", "Jinja file to use instead of the model's.")]
 GenerationConfig = Annotated[
     str,
-    _option(
+    option(
         "--generation-config",
         "Where sampling defaults come from: auto: the model; vllm: nowhere, as if it had none; "
         "or a folder with a generation_config.json.",
@@ -92,84 +93,87 @@ GenerationConfig = Annotated[
 ]
 AllowedOrigins = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--allowed-origins",
         "Origin whose web pages may use the API from a browser, * for any; may be repeated. Default: none.",
     ),
 ]
 ToolCallParser = Annotated[
     str,
-    _option("--tool-call-parser", "How the model writes tool calls: auto takes it from the chat template; "
+    option("--tool-call-parser", "How the model writes tool calls: auto takes it from the chat template; "
             "docs/tools.md has the names.", metavar="NAME"),
 ]  # fmt: skip
 ReasoningParser = Annotated[
     str,
-    _option("--reasoning-parser", "How the model marks what it thinks before it answers: auto, none, or a name of "
+    option("--reasoning-parser", "How the model marks what it thinks before it answers: auto, none, or a name of "
             "docs/tools.md.", metavar="NAME"),
 ]  # fmt: skip
-DtypeOption = Annotated[Dtype, _option("--dtype", "Element type of weights and KV blocks.")]
+DtypeOption = Annotated[Dtype, option("--dtype", "Element type of weights and KV blocks.")]
 QuantizationOption = Annotated[
     Quantization,
-    _option("--quantization", "gguf: a GGUF file's quantized weights stay so (on a CPU); none: they become --dtype."),
+    option("--quantization", "gguf: a GGUF file's quantized weights stay so (on a CPU); none: they become --dtype."),
 ]
-DeviceOption = Annotated[Device, _option("--device", "Where the model runs.")]
+DeviceOption = Annotated[Device, option("--device", "Where the model runs.")]
 CpuKernelsOption = Annotated[
     CpuKernels,
-    _option("--cpu-kernels", "What computes on a CPU: auto takes the C++ kernels for bfloat16 where they run."),
+    option("--cpu-kernels", "What computes on a CPU: auto takes the C++ kernels for bfloat16 where they run."),
 ]
 BatchInvariant = Annotated[
     bool,
-    _option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what "
+    option("--batch-invariant/--no-batch-invariant", "Start only with kernels whose results do not depend on what "
             "else is in the batch. The C++ kernels are such, with this option or without."),
 ]  # fmt: skip
 PoolingOption = Annotated[
     PoolingChoice,
-    _option("--pooling", "Which hidden state is a prompt's embedding: the last token's, or the mean of all. auto: as "
+    option("--pooling", "Which hidden state is a prompt's embedding: the last token's, or the mean of all. auto: as "
             "the model folder's 1_Pooling/config.json says, else the last."),
 ]  # fmt: skip
 SpeculativeMethodOption = Annotated[
     SpeculativeMethod,
-    _option("--speculative-method", "Where tokens are guessed from, to be verified several in a step: ngram: from "
+    option("--speculative-method", "Where tokens are guessed from, to be verified several in a step: ngram: from "
             "what followed the same words earlier in prompt or answer; suffix: in recent answers too; draft-model and "
             "eagle3: by --speculative-model, which need not be told apart here. Answers stay the same."),
 ]  # fmt: skip
 SpeculativeModel = Annotated[
     str | None,
-    _option("--speculative-model", "Model that guesses: folder, .gguf file or Hugging Face id of a smaller one with "
+    option("--speculative-model", "Model that guesses: folder, .gguf file or Hugging Face id of a smaller one with "
             "the same vocabulary, or of an EAGLE-3 head; or layers:N, the first N layers of the model itself.",
             metavar="MODEL"),
 ]  # fmt: skip
 SuffixMemoryBytes = Annotated[
     int,
-    _option("--suffix-memory-bytes", "Memory for the recent answers that suffix looks in, such as 64MiB; 0: none.",
+    option("--suffix-memory-bytes", "Memory for the recent answers that suffix looks in, such as 64MiB; 0: none.",
             parser=parse_size_or_zero, metavar="BYTES"),
 ]  # fmt: skip
 NumSpeculativeTokens = Annotated[
-    int, _option("--num-speculative-tokens", "Most tokens that are guessed at a time for one answer.", min=1, max=64)
+    int, option("--num-speculative-tokens", "Most tokens that are guessed at a time for one answer.", min=1, max=64)
 ]
 PromptLookupMin = Annotated[
-    int, _option("--prompt-lookup-min", "Fewest tokens that must come up again for ngram to guess.", min=1)
+    int, option("--prompt-lookup-min", "Fewest tokens that must come up again for ngram to guess.", min=1)
 ]
-PromptLookupMax = Annotated[int, _option("--prompt-lookup-max", "Most tokens that ngram compares.", min=1)]
+PromptLookupMax = Annotated[int, option("--prompt-lookup-max", "Most tokens that ngram compares.", min=1)]
 MaxModelLen = Annotated[
     int | None,
-    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
+    option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
-NumThreads = Annotated[int | None, _option("--num-threads", "CPU threads of the model. Default: one per core.", min=1)]
-BlockSizeOption = Annotated[BlockSize, _option("--block-size", "Tokens in a KV block.")]
+NumThreads = Annotated[
+    int | None,
+    option("--num-threads", "CPU threads of the model, or of each of its ranks. Default: one per core.", min=1),
+]
+BlockSizeOption = Annotated[BlockSize, option("--block-size", "Tokens in a KV block.")]
 NumBlocks = Annotated[
     int | None,
-    _option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", min=1),
+    option("--num-gpu-blocks-override", "KV blocks in the pool, on any device; overrides sizes.", min=1),
 ]
 GrammarCache = Annotated[
     int,
-    _option("--grammar-cache-bytes", "Memory for compiled grammars, about, such as 256MiB; the least recently used go.",
+    option("--grammar-cache-bytes", "Memory for compiled grammars, about, such as 256MiB; the least recently used go.",
             parser=parse_size, metavar="BYTES"),
 ]  # fmt: skip
 KvCacheMemory = Annotated[
     int | None,
-    _option(
+    option(
         "--kv-cache-memory-bytes",
         "KV memory, such as 2GiB. Default on a CPU: a quarter of what is free, at most 4GiB.",
         parser=parse_size,
@@ -177,101 +181,101 @@ KvCacheMemory = Annotated[
     ),
 ]
 MemoryUtilization = Annotated[
-    float, _option("--gpu-memory-utilization", "Part of the GPU's memory to use, above 0 to 1.")
+    float, option("--gpu-memory-utilization", "Part of the GPU's memory to use, above 0 to 1.")
 ]
 PrefixCaching = Annotated[
     bool,
-    _option("--enable-prefix-caching/--no-enable-prefix-caching", "Reuse KV blocks of equal prefixes."),
+    option("--enable-prefix-caching/--no-enable-prefix-caching", "Reuse KV blocks of equal prefixes."),
 ]
-MaxNumSeqs = Annotated[int, _option("--max-num-seqs", "Most sequences in a step.", min=1)]
+MaxNumSeqs = Annotated[int, option("--max-num-seqs", "Most sequences in a step.", min=1)]
 MaxNumBatchedTokens = Annotated[
     int,
-    _option("--max-num-batched-tokens", "Most tokens in a step; longer prompts are taken in chunks.",
+    option("--max-num-batched-tokens", "Most tokens in a step; longer prompts are taken in chunks.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
-MaxNumQueuedSeqs = Annotated[int, _option("--max-num-queued-seqs", "Most sequences in the queue; more get 503.", min=1)]
+MaxNumQueuedSeqs = Annotated[int, option("--max-num-queued-seqs", "Most sequences in the queue; more get 503.", min=1)]
 MaxStepsInFlight = Annotated[
     int,
-    _option("--max-steps-in-flight", "Steps sent to a worker ahead of their results; 2 keeps it busy.", min=1, max=2),
+    option("--max-steps-in-flight", "Steps sent to a worker ahead of their results; 2 keeps it busy.", min=1, max=2),
 ]
 SchedulingPolicyOption = Annotated[
     SchedulingPolicy,
-    _option("--scheduling-policy", "Who goes first: who came first, by priority, or tenants in equal shares."),
+    option("--scheduling-policy", "Who goes first: who came first, by priority, or tenants in equal shares."),
 ]
 PlacementOption = Annotated[
-    Placement, _option("--placement", "Which worker a request goes to: by cached prefix and load, by load, or in turn.")
+    Placement, option("--placement", "Which worker a request goes to: by cached prefix and load, by load, or in turn.")
 ]
 PriorityAgeing = Annotated[
-    float, _option("--priority-ageing", "Seconds in the queue that outweigh one level of priority, above 0.")
+    float, option("--priority-ageing", "Seconds in the queue that outweigh one level of priority, above 0.")
 ]
-Host = Annotated[str, _option("--host", "Address to listen on.")]
-Port = Annotated[int, _option("--port", "Port to listen on.", min=0, max=65535)]
-MaxBodyBytes = Annotated[int, _option("--max-body-bytes", "Largest request body.", parser=parse_size, metavar="BYTES")]
+Host = Annotated[str, option("--host", "Address to listen on.")]
+Port = Annotated[int, option("--port", "Port to listen on.", min=0, max=65535)]
+MaxBodyBytes = Annotated[int, option("--max-body-bytes", "Largest request body.", parser=parse_size, metavar="BYTES")]
 MaxStoredResponses = Annotated[
-    int, _option("--max-stored-responses", "Answers of /v1/responses that can be asked for again.", min=0)
+    int, option("--max-stored-responses", "Answers of /v1/responses that can be asked for again.", min=0)
 ]
 MaxStoredResponseBytes = Annotated[
     int,
-    _option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
+    option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
 ]
-ResponseTtl = Annotated[float, _option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
+ResponseTtl = Annotated[float, option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
 InputFile = Annotated[
     str,
-    _option("--input-file", "Requests, a line of JSON each; - for standard input.", "-i", metavar="FILE"),
+    option("--input-file", "Requests, a line of JSON each; - for standard input.", "-i", metavar="FILE"),
 ]
 OutputFile = Annotated[
     str,
-    _option("--output-file", "File for their answers, in the order in which they come; - for standard output.", "-o",
+    option("--output-file", "File for their answers, in the order in which they come; - for standard output.", "-o",
             metavar="FILE"),
 ]  # fmt: skip
 Url = Annotated[
     str | None,
-    _option("--url", "Server to send them to, instead of MODEL served here for the time of the run.", metavar="URL"),
+    option("--url", "Server to send them to, instead of MODEL served here for the time of the run.", metavar="URL"),
 ]
-ApiKey = Annotated[str | None, _option("--api-key", "Key for the server at --url.", metavar="KEY")]
-MaxConcurrency = Annotated[int, _option("--max-concurrency", "Requests under way at once.", min=1)]
+ApiKey = Annotated[str | None, option("--api-key", "Key for the server at --url.", metavar="KEY")]
+MaxConcurrency = Annotated[int, option("--max-concurrency", "Requests under way at once.", min=1)]
 BatchDir = Annotated[
     str | None,
-    _option("--batch-dir", "Folder for uploaded files and batches, which outlast the process there. Default: a "
+    option("--batch-dir", "Folder for uploaded files and batches, which outlast the process there. Default: a "
             "temporary one.", metavar="FOLDER"),
 ]  # fmt: skip
 BatchConcurrency = Annotated[
-    int, _option("--batch-concurrency", "Requests of batch files that run at once, behind those of clients.", min=1)
+    int, option("--batch-concurrency", "Requests of batch files that run at once, behind those of clients.", min=1)
 ]
-MaxFileBytes = Annotated[int, _option("--max-file-bytes", "Largest uploaded file.", parser=parse_size, metavar="BYTES")]
-MaxStoredFiles = Annotated[int, _option("--max-stored-files", "Files that are kept.", min=0)]
+MaxFileBytes = Annotated[int, option("--max-file-bytes", "Largest uploaded file.", parser=parse_size, metavar="BYTES")]
+MaxStoredFiles = Annotated[int, option("--max-stored-files", "Files that are kept.", min=0)]
 MaxStoredFileBytes = Annotated[
-    int, _option("--max-stored-file-bytes", "Disk space for them.", parser=parse_size, metavar="BYTES")
+    int, option("--max-stored-file-bytes", "Disk space for them.", parser=parse_size, metavar="BYTES")
 ]
-FileTtl = Annotated[float, _option("--file-ttl", "Seconds after which they are deleted.", min=1.0)]
+FileTtl = Annotated[float, option("--file-ttl", "Seconds after which they are deleted.", min=1.0)]
 SchedulerPort = Annotated[
     int,
-    _option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
+    option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
 ]
 SchedulerAddress = Annotated[
     str,
-    _option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT or unix:/PATH.",
+    option("--scheduler", "Address of the scheduler's gRPC services, HOST:PORT or unix:/PATH.",
             parser=parse_address, metavar="ADDRESS"),
 ]  # fmt: skip
 SocketPath = Annotated[
     str | None,
-    _option("--uds", "Unix socket to listen on besides the port. Default: none.", metavar="PATH"),
+    option("--uds", "Unix socket to listen on besides the port. Default: none.", metavar="PATH"),
 ]
-MetricsHost = Annotated[str, _option("--metrics-host", "Address of this service's /metrics.")]
+MetricsHost = Annotated[str, option("--metrics-host", "Address of this service's /metrics.")]
 MetricsPort = Annotated[
-    int | None, _option("--metrics-port", "Port of this service's /metrics. Default: none.", min=1, max=65535)
+    int | None, option("--metrics-port", "Port of this service's /metrics. Default: none.", min=1, max=65535)
 ]
 WorkerMetricsPort = Annotated[
     int | None,
-    _option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", min=1, max=65535),
+    option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", min=1, max=65535),
 ]
 SchedulerMetricsPort = Annotated[
     int | None,
-    _option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", min=1, max=65535),
+    option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", min=1, max=65535),
 ]
 Simulate = Annotated[
     str | None,
-    _option(
+    option(
         "--simulate",
         "Load no model: draw arbitrary tokens in the time a roofline says, such as h200:llama-3-8b, "
         "h200:llama-3-70b:tp4 or fixed:2ms.",
@@ -280,88 +284,88 @@ Simulate = Annotated[
 ]
 TraceOption = Annotated[
     str,
-    _option("--trace", "azure-conv-excerpt, mooncake-conv-excerpt, sharegpt, alpaca, or a file of an Azure (CSV) or "
+    option("--trace", "azure-conv-excerpt, mooncake-conv-excerpt, sharegpt, alpaca, or a file of an Azure (CSV) or "
             "Mooncake (JSON lines) trace, also with .gz."),
 ]  # fmt: skip
-GpuOption = Annotated[str, _option("--gpu", f"One of {', '.join(GPUS)}.")]
-SimulatedModel = Annotated[str, _option("--model", f"One of {', '.join(MODELS)}.")]
-TensorParallelSize = Annotated[int, _option("--tensor-parallel-size", "GPUs that share one worker's model.", min=1)]
-NumWorkers = Annotated[int, _option("--num-workers", "Workers behind the scheduler.", min=1)]
+GpuOption = Annotated[str, option("--gpu", f"One of {', '.join(GPUS)}.")]
+SimulatedModel = Annotated[str, option("--model", f"One of {', '.join(MODELS)}.")]
+TensorParallelSize = Annotated[int, option("--tensor-parallel-size", "GPUs that share one worker's model.", min=1)]
+NumWorkers = Annotated[int, option("--num-workers", "Workers behind the scheduler.", min=1)]
 SimulatedModelLen = Annotated[
     int | None,
-    _option("--max-model-len", "Longest prompt plus output in tokens, such as 8k; may exceed the model's, its default.",
+    option("--max-model-len", "Longest prompt plus output in tokens, such as 8k; may exceed the model's, its default.",
             parser=parse_size, metavar="TOKENS"),
 ]  # fmt: skip
 SimulatedKvMemory = Annotated[
     int | None,
-    _option("--kv-cache-memory-bytes", "KV memory of a worker, such as 2GiB. Default: what the weights leave.",
+    option("--kv-cache-memory-bytes", "KV memory of a worker, such as 2GiB. Default: what the weights leave.",
             parser=parse_size, metavar="BYTES"),
 ]  # fmt: skip
 KvPolicyOption = Annotated[
-    KvPolicy, _option("--kv-policy", "KV memory in blocks, or for comparison in one piece for each sequence.")
+    KvPolicy, option("--kv-policy", "KV memory in blocks, or for comparison in one piece for each sequence.")
 ]
-AllocatorOption = Annotated[Allocator, _option("--allocator", "Where pieces go when KV memory is not paged.")]
+AllocatorOption = Annotated[Allocator, option("--allocator", "Where pieces go when KV memory is not paged.")]
 MaxTokens = Annotated[
-    int, _option("--max-tokens", "Most output tokens that requests ask for; they end as in the trace.", min=1)
+    int, option("--max-tokens", "Most output tokens that requests ask for; they end as in the trace.", min=1)
 ]
 HopLatency = Annotated[
-    float, _option("--hop-latency", "Seconds from scheduler to worker and back, beside the step.", min=0.0)
+    float, option("--hop-latency", "Seconds from scheduler to worker and back, beside the step.", min=0.0)
 ]
 NumRequests = Annotated[
-    int | None, _option("--num-requests", "Requests to take. Default: all of a trace, 1000 of a dataset.", min=1)
+    int | None, option("--num-requests", "Requests to take. Default: all of a trace, 1000 of a dataset.", min=1)
 ]
 RequestRate = Annotated[
-    float | None, _option("--request-rate", "Mean requests per second. Default: the trace's; 2 for a dataset.")
+    float | None, option("--request-rate", "Mean requests per second. Default: the trace's; 2 for a dataset.")
 ]
-TimeScale = Annotated[float | None, _option("--time-scale", "Arrivals so many times as far apart.")]
-LengthScale = Annotated[float, _option("--length-scale", "Prompts and outputs so many times as long.")]
+TimeScale = Annotated[float | None, option("--time-scale", "Arrivals so many times as far apart.")]
+LengthScale = Annotated[float, option("--length-scale", "Prompts and outputs so many times as long.")]
 Tenants = Annotated[
-    str, _option("--tenants", "Give requests to tenants at random, by weights such as a=1,b=10.", metavar="WEIGHTS")
+    str, option("--tenants", "Give requests to tenants at random, by weights such as a=1,b=10.", metavar="WEIGHTS")
 ]
-Seed = Annotated[int, _option("--seed", "Of lengths and arrivals that are made up, and of tenants.", min=0)]
+Seed = Annotated[int, option("--seed", "Of lengths and arrivals that are made up, and of tenants.", min=0)]
 PlotFile = Annotated[
-    str | None, _option("--plot", "Draw memory, load and latency over time to a .png or .svg file.", metavar="FILE")
+    str | None, option("--plot", "Draw memory, load and latency over time to a .png or .svg file.", metavar="FILE")
 ]
-JsonFile = Annotated[str | None, _option("--json", "Write the figures to this file.", metavar="FILE")]
+JsonFile = Annotated[str | None, option("--json", "Write the figures to this file.", metavar="FILE")]
 WorkerId = Annotated[
     str | None,
-    _option("--worker-id", "Name of this worker, unique at its scheduler. Default: host name and process id."),
+    option("--worker-id", "Name of this worker, unique at its scheduler. Default: host name and process id."),
 ]
 DataParallelSize = Annotated[
     int,
-    _option("--data-parallel-size", "Workers, each with a copy of the model, behind the one scheduler.", min=1, max=64),
+    option("--data-parallel-size", "Workers, each with a copy of the model, behind the one scheduler.", min=1, max=64),
 ]
 ApiServerCount = Annotated[
     int,
-    _option("--api-server-count", "Gateway processes that share the port; more than one store nothing for later.",
+    option("--api-server-count", "Gateway processes that share the port; more than one store no files.",
             min=1, max=64),
 ]  # fmt: skip
 EndWithParent = Annotated[
     bool,
-    _option("--end-with-parent/--no-end-with-parent", "Stop when the process that started this one ends (Linux)."),
+    option("--end-with-parent/--no-end-with-parent", "Stop when the process that started this one ends (Linux)."),
 ]
 StepTimeout = Annotated[
     float,
-    _option("--step-timeout", "Seconds without a step's result after which its worker counts as lost.", min=1.0),
+    option("--step-timeout", "Seconds without a step's result after which its worker counts as lost.", min=1.0),
 ]
 DrainTimeout = Annotated[
     float,
-    _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM or Ctrl-C.", min=0.0),
+    option("--shutdown-timeout", "Seconds that running requests get after SIGTERM or Ctrl-C.", min=0.0),
 ]
-LogLevelOption = Annotated[LogLevel, _option("--log-level", "Least severe log lines to write.")]
+LogLevelOption = Annotated[LogLevel, option("--log-level", "Least severe log lines to write.")]
 Record = Annotated[
     str | None,
-    _option("--record", "File for all that the scheduler is told and plans, prompts included; see docs/replay.md.",
+    option("--record", "File for all that the scheduler is told and plans, prompts included; see docs/replay.md.",
             metavar="FILE"),
 ]  # fmt: skip
 Recording = Annotated[str, typer.Argument(help="File that `--record` wrote.", metavar="FILE", show_default=False)]
-Until = Annotated[int | None, _option("--until", "Stop after so many plans. Default: at the end.", min=1)]
+Until = Annotated[int | None, option("--until", "Stop after so many plans. Default: at the end.", min=1)]
 
 
 def takes_request_limits(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each of `RequestLimits` besides its own; their values are in its context."""
     limits = [
-        (limit.name, Annotated[int, _option(flag_name(limit.name), limit.what)], limit.default)
+        (limit.name, Annotated[int, option(flag_name(limit.name), limit.what)], limit.default)
         for limit in described_limits()
     ]
     return with_options(command, limits)

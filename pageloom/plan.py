@@ -130,7 +130,8 @@ class CacheInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHello:
     """How a worker introduces itself when it attaches. `highest_epoch` is that of its earlier attachments; it runs at
-    most `max_num_draft_tokens` guessed tokens for one slot in a step."""
+    most `max_num_draft_tokens` guessed tokens for one slot in a step, and `num_stages` steps at one time, if none needs
+    what those before it draw."""
 
     worker_id: str
     boot_id: str
@@ -140,3 +141,4 @@ class WorkerHello:
     max_num_batched_tokens: int
     highest_epoch: int = 0
     max_num_draft_tokens: int = 0
+    num_stages: int = 1

@@ -20,8 +20,8 @@ def service_environment() -> dict[str, str]:
     """How gRPC's C core behaves in a service, where this process's environment does not say.
 
     It writes lines of its own to stderr, for events and errors that we report ourselves. And its newer I/O engine
-    hands each message from thread to thread, which takes two thirds more CPU time for the few small messages of a step
-    than having the thread that waits for events read the socket itself.
+    hands each message from thread to thread, which makes twice as many threads wake up for a step as when the thread
+    that waits for events reads the socket itself; each may take a core from the model.
     """
     return {
         "GRPC_VERBOSITY": "NONE",

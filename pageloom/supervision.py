@@ -46,15 +46,15 @@ class ParentLink:
             return False
         return True
 
-    async def wait_for_parent_exit(self) -> None:
-        """Returns when the parent has died or closed its end; never, if there is no parent."""
+    async def wait_for_parent_exit(self, on_stop: Callable[[], None]) -> None:
+        """Returns when the parent has died or closed its end; never, if there is no parent. Calls `on_stop` for each
+        byte that the parent sends, which stands for a signal to stop where it cannot send one."""
         if self._socket is None:
             await asyncio.get_running_loop().create_future()
             return
         self._socket.setblocking(False)
-        # The parent sends nothing, so this waits for the end of the stream.
         while await asyncio.get_running_loop().sock_recv(self._socket, 1):
-            pass
+            on_stop()
 
 
 async def run_until_stopped(
@@ -73,7 +73,7 @@ async def run_until_stopped(
         (hurry if stop.is_set() else stop).set()
 
     async def on_parent_exit() -> None:
-        await parent.wait_for_parent_exit()
+        await parent.wait_for_parent_exit(on_signal)
         stop.set()
         hurry.set()
 

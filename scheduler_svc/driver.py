@@ -204,10 +204,9 @@ class Driver:
         for link in tuple(self._links.values()):
             link.leave(0.0, stop=False)
 
-    @property
-    def max_num_steps_in_flight(self) -> int:
-        """Plans that a worker may have at one time."""
-        return self._core.limits.max_num_steps_in_flight
+    def max_num_steps_in_flight(self, link: WorkerLink) -> int:
+        """Plans that an attached worker may have at one time."""
+        return self._core.groups[link.hello.worker_id].max_num_steps_in_flight
 
     @property
     def _serving(self) -> bool:
@@ -228,9 +227,11 @@ class Driver:
         worker_id, now_s = link.hello.worker_id, time.monotonic()
         if link.leave_at is not None and now_s >= link.leave_at:
             return self._until_overdue(link, now_s)
-        while self._core.num_in_flight(worker_id) < self._core.limits.max_num_steps_in_flight:
+        while (num_in_flight := self._core.num_in_flight(worker_id)) < self.max_num_steps_in_flight(link):
             facts, since_s = self._core.last_step_facts(worker_id), link.working_since_s
-            if facts is not None and since_s is not None:
+            # Each stage is to have a step before any waits for the right moment.
+            is_due = num_in_flight < link.hello.num_stages
+            if facts is not None and since_s is not None and not is_due:
                 delay_s = since_s + pace.delay_s(facts) - now_s
                 if delay_s > _TIMER_RESOLUTION_S:
                     return delay_s

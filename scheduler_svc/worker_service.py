@@ -54,7 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         worker = log.bind(worker_id=hello.worker_id, epoch=link.epoch)
         try:
             worker.info("worker attached", num_blocks=hello.cache.num_blocks, dtype=hello.model.dtype)
-            link.welcome(self._heartbeat_interval_s, self._driver.max_num_steps_in_flight)
+            link.welcome(self._heartbeat_interval_s, self._driver.max_num_steps_in_flight(link))
             async with asyncio.TaskGroup() as group:
                 group.create_task(link.write_all())
                 group.create_task(link.receive())

@@ -1,12 +1,26 @@
 """Metrics without locks show what the library's own would."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
 
 BUCKETS = (0, 0.5, 1, 2.5, 1024)
+OTHER_PROCESS = """
+import pathlib, sys
+from prometheus_client import CollectorRegistry
+from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
+shared = {"registry": CollectorRegistry(), "folder": pathlib.Path(sys.argv[1])}
+histogram = UnlockedHistogram("wait_seconds", "Waits.", buckets=(0, 0.5, 1, 2.5, 1024), **shared)
+counter = UnlockedCounter("tokens", "Tokens.", **shared)
+for value in (0.25, 2, 9):
+    histogram.observe(value)
+    counter.inc()
+"""
 
 
 def shown(registry: CollectorRegistry) -> list[str]:
@@ -41,3 +55,15 @@ def test_as_the_library_with_labels():
     ):
         one.observe(1)
     assert shown(ours) == shown(theirs)
+
+
+def test_processes_that_share_a_folder_are_counted_together(tmp_path: Path):
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(tmp_path)], check=True)
+    ours = CollectorRegistry()
+    UnlockedCounter("tokens", "Tokens.", registry=ours, folder=tmp_path).inc(3)
+    UnlockedHistogram("wait_seconds", "Waits.", buckets=BUCKETS, registry=ours, folder=tmp_path)
+    assert ours.get_sample_value("tokens_total") == 9
+    assert ours.get_sample_value("wait_seconds_sum") == 22.5
+    assert ours.get_sample_value("wait_seconds_bucket", {"le": "2.5"}) == 4
+    assert ours.get_sample_value("wait_seconds_count") == 6

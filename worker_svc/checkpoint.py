@@ -15,6 +15,15 @@ from torch import Tensor
 from worker_svc.models.config import LlamaConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The entries `start` to `stop` - 1 of a tensor along `dim`, 0 or 1, and all along the other."""
+
+    dim: int
+    start: int
+    stop: int
+
+
 class Weights(Protocol):
     """Tensors on disk, under the names that a Hugging Face checkpoint gives them.
 
@@ -40,8 +49,8 @@ class Weights(Protocol):
     def describe(self, name: str) -> str:
         """The tensor in words, with its file, for error messages."""
 
-    def read(self, name: str, out: Tensor) -> None:
-        """Copies the tensor into `out` of the same shape, converting its elements."""
+    def read(self, name: str, out: Tensor, part: Part | None = None) -> None:
+        """Copies the tensor, or a part of it, into `out` of the same shape, converting its elements."""
 
 
 class QuantizedWeights(Protocol):

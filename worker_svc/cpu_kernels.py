@@ -27,10 +27,12 @@ class Kernels:
     cpu_pool: ThreadPool | None = None
 
 
-def choose_kernels(config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int) -> Kernels:
+def choose_kernels(
+    config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int, num_ranks: int = 1
+) -> Kernels:
     """Where PyTorch takes the place of the library, the log says why. Raises InvalidConfig if the library's kernels,
     the only ones that are batch-invariant, are required and cannot run."""
-    kernels = _choose(config, checkpoint, device, num_threads)
+    kernels = _choose(config, checkpoint, device, num_threads, num_ranks)
     if config.batch_invariant and kernels.cpu_pool is None:
         raise InvalidConfig(
             f"--batch-invariant needs the C++ kernels, which compute in bfloat16 on a CPU; here the model would run on "
@@ -39,11 +41,16 @@ def choose_kernels(config: WorkerConfig, checkpoint: Checkpoint, device: torch.d
     return kernels
 
 
-def _choose(config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int) -> Kernels:
+def _choose(
+    config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, num_threads: int, num_ranks: int
+) -> Kernels:
     stored = checkpoint.weights.dtype
     plain_dtype = resolve_dtype(config.dtype, stored, device, has_library=False)
     if device.type == "cuda":
         return Kernels(name="Triton", dtype=plain_dtype)
+    if num_ranks > 1:
+        # The library's steps are those of whole models: nothing in them waits for another rank.
+        return Kernels(name=f"PyTorch, {num_ranks} ranks", dtype=plain_dtype)
     library_dtype = resolve_dtype(config.dtype, stored, device, has_library=True)
     if config.cpu_kernels == CpuKernels.torch or library_dtype != torch.bfloat16:
         return Kernels(name="PyTorch", dtype=plain_dtype)

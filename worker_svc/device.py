@@ -9,12 +9,19 @@ from pageloom.errors import InvalidConfig
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def resolve_device(name: str) -> torch.device:
-    """ "auto" is the GPU if there is one. Raises InvalidConfig if "cuda" is asked for and missing."""
+def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+    """ "auto" is the GPU if there is one, of several ranks on this host a GPU for each. Raises InvalidConfig if "cuda"
+    is asked for and missing, or if there are too few."""
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise InvalidConfig("--device cuda was asked for, but torch finds no CUDA device; use cpu or auto")
-    return torch.device("cuda", torch.cuda.current_device()) if has_cuda and name != "cpu" else torch.device("cpu")
+    if not has_cuda or name == "cpu":
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise InvalidConfig(f"each rank needs a GPU of its own, and this host shows {torch.cuda.device_count()}")
+    device = torch.device("cuda", local_rank or torch.cuda.current_device())
+    torch.cuda.set_device(device)
+    return device
 
 
 def resolve_dtype(name: str, stored: torch.dtype | None, device: torch.device, *, has_library: bool) -> torch.dtype:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pageloom.errors import ModelLoadError
 from pageloom.gguf_file import GgufFile, GgufTensor
+from worker_svc.checkpoint import Part
 
 ROPE_DIVISORS = "rope_freqs.weight"
 _OUTER_NAMES = {
@@ -103,16 +104,17 @@ class GgufWeights:
     def describe(self, name: str) -> str:
         return f"{self._file.path}: tensor {self._tensors[name].name}"
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, part: Part | None = None) -> None:
         tensor = self._tensors[name]
-        flat = out.view(-1, tensor.shape[-1])
+        flat = out.view(-1, out.shape[-1])
         start = 0
-        for piece in _dequantized(self._file, tensor, self._data):
+        for piece in _dequantized(self._file, tensor, self._data, part):
             flat[start : start + len(piece)].copy_(torch.from_numpy(piece))
             start += len(piece)
         num_heads = self._num_interleaved_heads(name)
         if num_heads is not None:
-            out.copy_(_uninterleave(out, num_heads))
+            # A part is of whole heads.
+            out.copy_(_uninterleave(out, num_heads * out.shape[0] // tensor.shape[0]))
 
     @property
     def ggml_types(self) -> Mapping[str, int]:
@@ -197,16 +199,32 @@ def _check_scales(described: str, tensor: GgufTensor, rows: NDArray[np.uint8]) -
             raise ModelLoadError(f"{described} holds values that are not finite: it is damaged")
 
 
-def _dequantized(file: GgufFile, tensor: GgufTensor, data: NDArray[np.uint8]) -> Iterator[NDArray[np.float32]]:
-    """The tensor's rows in float32, some at a time; `data` is the whole file."""
-    rows = _rows(tensor, data)
+def _dequantized(
+    file: GgufFile, tensor: GgufTensor, data: NDArray[np.uint8], part: Part | None = None
+) -> Iterator[NDArray[np.float32]]:
+    """The tensor's rows in float32, some at a time; `data` is the whole file. Of a part only the blocks that hold it
+    are read."""
+    rows, columns = _rows(tensor, data), slice(0, tensor.shape[-1])
+    kind = GGMLQuantizationType(tensor.ggml_type)
+    if part is not None and part.dim == len(tensor.shape) - 1:
+        rows, columns = _block_columns(rows, kind, part)
+    elif part is not None:
+        rows = rows[part.start : part.stop]
     rows_per_piece = max(1, _PIECE_ELEMENTS // tensor.shape[-1])
     for start in range(0, len(rows), rows_per_piece):
         try:
             with np.errstate(all="ignore"):
-                piece = dequantize(rows[start : start + rows_per_piece], GGMLQuantizationType(tensor.ggml_type))
+                piece = dequantize(np.ascontiguousarray(rows[start : start + rows_per_piece]), kind)[:, columns]
         except NotImplementedError as error:
             raise ModelLoadError(f"{file.path}: tensor {tensor.name}: {error}") from None
         if not np.isfinite(piece).all():
             raise ModelLoadError(f"{file.path}: tensor {tensor.name} holds values that are not finite: it is damaged")
         yield piece
+
+
+def _block_columns(rows: NDArray[np.uint8], kind: GGMLQuantizationType, part: Part) -> tuple[NDArray[np.uint8], slice]:
+    """The blocks of each row that hold columns of `part`, and where in them these are."""
+    num_elements, num_bytes = GGML_QUANT_SIZES[kind]
+    first, last = part.start // num_elements, -(-part.stop // num_elements)
+    offset = first * num_elements
+    return rows[:, first * num_bytes : last * num_bytes], slice(part.start - offset, part.stop - offset)

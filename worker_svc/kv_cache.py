@@ -98,12 +98,14 @@ def block_bytes(models: Iterable[LlamaConfig], block_size: int, dtype: torch.dty
     return values * dtype.itemsize
 
 
-def count_blocks(config: WorkerConfig, bytes_per_block: int, free_gpu_bytes: int | None) -> int:
+def count_blocks(
+    config: WorkerConfig, bytes_per_block: int, free_gpu_bytes: int | None, *, num_local_ranks: int = 1
+) -> int:
     """Blocks by `num_blocks`, else `kv_cache_memory_bytes`, else the device's memory.
 
     `free_gpu_bytes` is what --gpu-memory-utilization leaves beside weights and activations; None on a
-    CPU, where a quarter of the available memory is taken, at most 4 GiB. Raises InvalidConfig if not
-    even one block fits.
+    CPU, where the ranks on this host together take a quarter of the available memory, at most 4 GiB. Raises
+    InvalidConfig if not even one block fits.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -111,7 +113,7 @@ def count_blocks(config: WorkerConfig, bytes_per_block: int, free_gpu_bytes: int
     if budget_bytes is None:
         budget_bytes = free_gpu_bytes
     if budget_bytes is None:
-        budget_bytes = min(_MOST_CPU_BYTES, int(available_memory_bytes() * _CPU_MEMORY_FRACTION))
+        budget_bytes = min(_MOST_CPU_BYTES, int(available_memory_bytes() * _CPU_MEMORY_FRACTION)) // num_local_ranks
     if budget_bytes < bytes_per_block:
         raise InvalidConfig(
             f"{max(budget_bytes, 0)} bytes of memory are left for the KV cache, less than the {bytes_per_block} of one "

@@ -18,6 +18,7 @@ from worker_svc.models import MODEL_CLASSES
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.cpu_llama import CpuLlama
 from worker_svc.models.model import Destination, Model
+from worker_svc.parallel.ranks import ALONE, Ranks
 from worker_svc.safetensors_weights import SafetensorsWeights
 
 Progress = Callable[[int, int], None]
@@ -52,17 +53,19 @@ def load_model(
     cpu_pool: ThreadPool | None,
     ggml_types: Mapping[str, int],
     progress: Progress,
+    ranks: Ranks = ALONE,
 ) -> tuple[Model, int]:
     """Builds the model and fills it, one tensor at a time. Returns it and the bytes of its weights.
 
     With `cpu_pool` it runs in the library of CPU kernels, and tensors of `ggml_types`, by name, can stay quantized.
     `progress` gets the bytes of the files read so far and in all. Raises ModelLoadError, naming file and tensor,
-    before anything is read if a tensor is missing, unknown or of another shape.
+    before anything is read if a tensor is missing, unknown or of another shape. Of `ranks` more than one, `checkpoint`
+    is the part of this one.
     """
     weights = checkpoint.weights
     _check_size(weights, checkpoint.config)
     try:
-        model = _build(checkpoint, num_positions, dtype, device, cpu_pool, ggml_types)
+        model = _build(checkpoint, num_positions, dtype, device, cpu_pool, ggml_types, ranks)
     except (RuntimeError, MemoryError) as error:
         raise ModelLoadError(f"{weights.path}: the model does not fit in memory: {_first_line(error)}") from None
     destinations = model.destinations()
@@ -88,11 +91,12 @@ def _build(
     device: torch.device,
     cpu_pool: ThreadPool | None,
     ggml_types: Mapping[str, int],
+    ranks: Ranks,
 ) -> Model:
     if cpu_pool is not None:
         return CpuLlama(checkpoint.config, num_positions=num_positions, pool=cpu_pool, ggml_types=ggml_types)
     model_class = MODEL_CLASSES[checkpoint.architecture]
-    return model_class(checkpoint.config, num_positions=num_positions, dtype=dtype, device=device)
+    return model_class(checkpoint.config, num_positions=num_positions, dtype=dtype, device=device, ranks=ranks)
 
 
 def _open_gguf(files: ModelFiles) -> Checkpoint:

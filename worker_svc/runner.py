@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import structlog
 import torch
 from torch import Tensor
 
 from pageloom.config import WorkerConfig
-from pageloom.errors import InvalidConfig, InvalidRequest
+from pageloom.errors import InvalidRequest
 from pageloom.model_files import locate_model
 from pageloom.plan import BatchPlan, CacheInfo, Failure, ModelInfo, StepResult
 from pageloom_kernels import HiddenTaps
-from worker_svc.batch_inputs import build_batch_inputs
+from worker_svc.batch_inputs import BatchInputs, build_batch_inputs
 from worker_svc.checkpoint import Checkpoint
-from worker_svc.cpu_kernels import Kernels, choose_kernels
-from worker_svc.device import dtype_name, resolve_device
+from worker_svc.device import dtype_name
 from worker_svc.digest import model_digest
-from worker_svc.drafting.draft_model import DraftModel, load_draft_model
 from worker_svc.drafting.drafter import Drafter, TargetStep
 from worker_svc.drafting.open import open_drafter
 from worker_svc.drafting.speculation import NO_DRAFTS_RUN, DraftReport, Speculation
@@ -27,16 +27,17 @@ from worker_svc.drafting.step_costs import measure_step_costs
 from worker_svc.draw_rows import DrawRows, draw_rows
 from worker_svc.grammar import NO_GRAMMARS, Grammars, open_grammars
 from worker_svc.host import usable_cores
-from worker_svc.kv_cache import KvCache, allocate_kv_cache, block_bytes, count_blocks, fit_context
-from worker_svc.loader import Progress, load_model, open_checkpoint
-from worker_svc.models.model import Model
+from worker_svc.kv_cache import fit_context
+from worker_svc.loader import Progress, open_checkpoint
+from worker_svc.model_part import ModelPart, load_part
+from worker_svc.parallel.group import Group
+from worker_svc.parallel.independence import is_independent
 from worker_svc.pooled_rows import PooledRows, PooledSlots
 from worker_svc.pooler import NO_EMBEDDINGS, Embeddings, Pooler
 from worker_svc.pooling_config import choose_pooling
 from worker_svc.prompt_rows import PromptRows, PromptScoring
 from worker_svc.prompt_scores import NO_SCORES, PromptScores, score_prompts
-from worker_svc.quantization import kept_types
-from worker_svc.rehearsal import measure_free_gpu_bytes, rehearse
+from worker_svc.rehearsal import rehearse
 from worker_svc.sampler import NO_DRAWS, NOT_FINITE, Draws, Sampler, most_likely_draws
 from worker_svc.slots import Runs, SlotTable
 
@@ -45,22 +46,28 @@ log = structlog.get_logger()
 _WARM_UP_TOKENS = 64
 
 
-def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
-    """Loads the model and allocates its KV memory; `progress` gets bytes read and bytes in all.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BegunStep:
+    """A plan that is applied, and what the model is to compute for it; no `inputs`: nothing."""
+
+    plan: BatchPlan
+    runs: Runs
+    failures: dict[int, Failure]
+    scored: PromptRows | None
+    pooled: PooledRows | None
+    inputs: BatchInputs | None
+
+
+def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = None) -> ModelRunner:
+    """Loads the model and allocates its KV memory; `progress` gets bytes read and bytes in all. In a `group` it is
+    rank 0 that does this.
 
     Raises ModelLoadError or InvalidConfig.
     """
-    num_threads = config.num_threads or usable_cores()
-    torch.set_num_threads(num_threads)
     files = locate_model(config.model)
     checkpoint = open_checkpoint(files)
     pooling = choose_pooling(config.pooling, files)
-    device = resolve_device(config.device)
-    longest = _longest_context(checkpoint, config.max_model_len)
-    kernels = choose_kernels(config, checkpoint, device, num_threads)
-    ggml_types = kept_types(config, checkpoint, kernels.cpu_pool)
-    name = f"{kernels.name}, weights quantized as in the file" if ggml_types else kernels.name
-    log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
+    num_threads = config.num_threads or usable_cores()
     vocab_size, eos_token_ids = checkpoint.config.vocab_size, _inside_vocabulary(checkpoint)
     with ThreadPoolExecutor(1) as helper:
         opening = helper.submit(
@@ -71,37 +78,24 @@ def load_runner(config: WorkerConfig, progress: Progress) -> ModelRunner:
             num_threads=num_threads,
             cache_bytes=config.grammar_cache_bytes,
         )
-        model, weights_bytes = load_model(
-            checkpoint,
-            num_positions=longest,
-            dtype=kernels.dtype,
-            device=device,
-            cpu_pool=kernels.cpu_pool,
-            ggml_types=ggml_types,
-            progress=progress,
-        )
+        part = load_part(config, files, checkpoint, progress, group)
         grammars = opening.result()
-    draft = load_draft_model(config, files, model, kernels, device)
-    if kernels.cpu_pool is not None:
-        # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
-        torch.set_num_threads(1)
-    cache = _make_cache(config, model, draft, kernels, device)
     info = ModelInfo(
         name=files.name,
-        digest=model_digest(checkpoint.files, kernels.dtype, is_quantized=bool(ggml_types)),
+        digest=model_digest(checkpoint.files, part.dtype, is_quantized=part.is_quantized),
         architecture=checkpoint.architecture,
         vocab_size=vocab_size,
-        max_model_len=fit_context(config.max_model_len, longest, cache.info.num_blocks, config.block_size),
+        max_model_len=fit_context(config.max_model_len, part.longest, part.cache.info.num_blocks, config.block_size),
         eos_token_ids=eos_token_ids,
-        dtype=dtype_name(kernels.dtype),
-        weights_bytes=weights_bytes + (0 if draft is None else draft.weights_bytes),
+        dtype=dtype_name(part.dtype),
+        weights_bytes=part.weights_bytes,
         hidden_size=checkpoint.config.hidden_size,
         pooling=pooling,
     )
-    if info.max_model_len < longest:
+    if info.max_model_len < part.longest:
         log.warning("the KV memory holds less than the model's context", max_model_len=info.max_model_len)
-    drafter = open_drafter(config, draft, model, cache, device)
-    return ModelRunner(config, info, model, cache, device, name, grammars, drafter)
+    drafter = open_drafter(config, part.draft, part.model, part.cache, part.device)
+    return ModelRunner(config, info, part, grammars, drafter)
 
 
 class ModelRunner:
@@ -111,32 +105,33 @@ class ModelRunner:
         self,
         config: WorkerConfig,
         info: ModelInfo,
-        model: Model,
-        cache: KvCache,
-        device: torch.device,
-        kernels: str,
+        part: ModelPart,
         grammars: Grammars | None,
         drafter: Drafter | None = None,
     ) -> None:
-        self.kernels = kernels
+        self.kernels = part.kernels
         self.model_info = info
-        self.cache_info: CacheInfo = cache.info
+        self.cache_info: CacheInfo = part.cache.info
         self.max_num_seqs = config.max_num_seqs
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.max_num_draft_tokens = 0 if drafter is None else config.num_speculative_tokens
+        self.num_stages = config.pipeline_parallel_size
         self._drafter = drafter
         # From `warm_up` on, if there is a drafter.
         self._speculation: Speculation | None = None
-        self._model = model
-        self._kv = cache
-        self._device = device
+        self._model = part.model
+        self._kv = part.cache
+        self._device = part.device
         self._grammars = grammars
+        self._leader = part.leader
+        # Announced steps, in the order in which they come.
+        self._begun: deque[BegunStep] = deque()
         self._slots = SlotTable(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=info.max_model_len,
-            block_size=cache.info.block_size,
-            num_blocks=cache.info.num_blocks,
+            block_size=part.cache.info.block_size,
+            num_blocks=part.cache.info.num_blocks,
             vocab_size=info.vocab_size,
         )
         self._prompt_scoring = PromptScoring(config.max_num_seqs)
@@ -146,7 +141,7 @@ class ModelRunner:
             max_num_seqs=config.max_num_seqs,
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
-            device=device,
+            device=part.device,
             grammars=grammars,
         )
 
@@ -173,30 +168,56 @@ class ModelRunner:
         return self._grammars.prepare(grammar)
 
     @torch.inference_mode()
+    def announce(self, plan: BatchPlan) -> bool:
+        """Begins a plan that `step` gets later, after those before it; whether that is possible yet. It is of use with
+        several stages. Raises PlanError as `step` does."""
+        if not is_independent(plan, [begun.runs for begun in self._begun]):
+            return False
+        begun = self._begin(plan)
+        if self._leader is not None and begun.inputs is not None:
+            self._leader.announce(begun.inputs)
+        self._begun.append(begun)
+        return True
+
+    @torch.inference_mode()
     def step(self, plan: BatchPlan) -> StepResult:
         """Applies the plan and runs it. Raises PlanError if it contradicts the slots; after that only
         a snapshot, or the first plan of another epoch, can be run."""
+        while self._begun and self._begun[0].plan is not plan:
+            # Of an attachment that has ended; other ranks run it already.
+            self._finish(self._begun.popleft(), time.perf_counter())
         started_s = time.perf_counter()
+        return self._finish(self._begun.popleft() if self._begun else self._begin(plan), started_s)
+
+    def _begin(self, plan: BatchPlan) -> BegunStep:
         self._bind_slots(plan)
         self._kv.used(self._slots.num_used_blocks)
         self._kv.copy(plan.copy_source_block_ids, plan.copy_target_block_ids)
         runs, failures = self._slots.select_runs(plan)
         if self._speculation is not None:
             runs = self._speculation.with_drafts(runs, self._slots, self._sampler)
-        draws, scores, embeddings, target_step = self._run(runs)
-        self._slots.advance(runs, draws.slots, draws.counts, draws.token_ids)
+        scored = self._prompt_scoring.rows(runs, self._slots)
+        pooled = self._pooled_slots.rows(runs, self._slots)
+        more_rows = [part.rows for part in (scored, pooled) if part is not None]
+        inputs = build_batch_inputs(self._slots, runs, self._device, more_rows) if len(runs.slots) else None
+        self._slots.begin(runs)
+        return BegunStep(plan=plan, runs=runs, failures=failures, scored=scored, pooled=pooled, inputs=inputs)
+
+    def _finish(self, begun: BegunStep, started_s: float) -> StepResult:
+        draws, scores, embeddings, target_step = self._run(begun)
+        self._slots.advance(begun.runs, draws.slots, draws.counts, draws.token_ids)
         drafts = self._learn(target_step, draws)
         failed_slots = (*scores.failed_slots, *embeddings.failed_slots)
         return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
+            epoch=begun.plan.epoch,
+            step=begun.plan.step,
             slots=tuple(draws.slots.tolist()),
             token_ids=tuple(draws.token_ids.tolist()),
             token_counts=tuple(draws.counts.tolist()) if drafts.num_drafts else (),
             draft_counts=tuple(draws.num_drafts.tolist()) if drafts.num_drafts else (),
             draft_limit=drafts.limit,
             logprobs=draws.logprobs,
-            failures=failures | draws.failures | dict.fromkeys(failed_slots, NOT_FINITE),
+            failures=begun.failures | draws.failures | dict.fromkeys(failed_slots, NOT_FINITE),
             prompt_logprobs=scores.logprobs,
             embeddings=embeddings.vectors,
             duration_s=(duration_s := time.perf_counter() - started_s),
@@ -229,22 +250,19 @@ class ModelRunner:
             return NO_DRAFTS_RUN
         return self._speculation.observe(step, draws, self._slots)
 
-    def _run(self, runs: Runs) -> tuple[Draws, PromptScores, Embeddings, TargetStep | None]:
-        if len(runs.slots) == 0:
+    def _run(self, begun: BegunStep) -> tuple[Draws, PromptScores, Embeddings, TargetStep | None]:
+        runs, inputs = begun.runs, begun.inputs
+        if inputs is None:
             return NO_DRAWS, NO_SCORES, NO_EMBEDDINGS, None
-        scored = self._prompt_scoring.rows(runs, self._slots)
-        pooled = self._pooled_slots.rows(runs, self._slots)
-        draws, num_scored_rows = draw_rows(runs, self._slots), 0 if scored is None else len(scored.rows)
-        more_rows = [part.rows for part in (scored, pooled) if part is not None]
-        inputs = build_batch_inputs(self._slots, runs, self._device, more_rows)
         taps = self._make_taps(len(inputs.token_ids))
         hidden = self._model.forward(inputs.token_ids, inputs.attention, self._kv.layers, inputs.output_rows, taps)
-        num_draw_rows = len(draws.row_slots)
-        scored_end = num_draw_rows + num_scored_rows
-        scores = self._score(hidden[num_draw_rows:scored_end], scored)
-        embeddings = self._pool(hidden[scored_end:], pooled)
+        rows = draw_rows(runs, self._slots)
+        num_draw_rows = len(rows.row_slots)
+        scored_end = num_draw_rows + (0 if begun.scored is None else len(begun.scored.rows))
+        scores = self._score(hidden[num_draw_rows:scored_end], begun.scored)
+        embeddings = self._pool(hidden[scored_end:], begun.pooled)
         step = TargetStep(runs=runs, inputs=inputs, tapped=None if taps is None else taps.states.flatten(1))
-        return self._draw(hidden[:num_draw_rows], draws).without(scores.failed_slots), scores, embeddings, step
+        return self._draw(hidden[:num_draw_rows], rows).without(scores.failed_slots), scores, embeddings, step
 
     def _make_taps(self, num_tokens: int) -> HiddenTaps | None:
         layers = () if self._speculation is None else self._speculation.tap_layers
@@ -272,50 +290,5 @@ class ModelRunner:
         return self._sampler.sample(self._model.logits(hidden), rows)
 
 
-def _longest_context(checkpoint: Checkpoint, requested: int | None) -> int:
-    """The context length to prepare for. Raises InvalidConfig if the model cannot have it."""
-    longest = checkpoint.config.max_position_embeddings
-    if requested is not None and requested > longest:
-        raise InvalidConfig(f"--max-model-len {requested} is more than the model's {longest} positions")
-    context = requested or longest
-    window = checkpoint.sliding_window
-    if window is not None and context > window:
-        raise InvalidConfig(
-            f"the model attends to a sliding window of {window} tokens, which is not supported beyond that length; "
-            f"use --max-model-len {window} or less"
-        )
-    return context
-
-
 def _inside_vocabulary(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token_id for token_id in checkpoint.eos_token_ids if token_id < checkpoint.config.vocab_size)
-
-
-def _make_cache(
-    config: WorkerConfig, model: Model, draft: DraftModel | None, kernels: Kernels, device: torch.device
-) -> KvCache:
-    free_gpu_bytes = None
-    if device.type == "cuda":
-        free_gpu_bytes = measure_free_gpu_bytes(
-            model,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            block_size=config.block_size,
-            dtype=kernels.dtype,
-            device=device,
-        )
-        if draft is not None:
-            free_gpu_bytes -= draft.step_bytes(config.max_num_batched_tokens, kernels.dtype)
-    draft_kv = None if draft is None else draft.kv
-    with_kv = (model.config,) if draft_kv is None else (model.config, draft_kv)
-    num_blocks = count_blocks(config, block_bytes(with_kv, config.block_size, kernels.dtype), free_gpu_bytes)
-    return allocate_kv_cache(
-        model.config,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        dtype=kernels.dtype,
-        device=device,
-        draft=draft_kv,
-        cpu_library=None if kernels.cpu_pool is None else kernels.cpu_pool.library,
-    )

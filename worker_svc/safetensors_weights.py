@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pageloom.errors import ModelLoadError
+from worker_svc.checkpoint import Part
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -95,14 +96,16 @@ class SafetensorsWeights:
         expert = f"[{part.index[0]}]" if part.index else ""
         return f"{part.file}: tensor {part.stored_name}{expert}"
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, part: Part | None = None) -> None:
         self._dtype(name)
-        part = self._parts[name]
-        if part.index:
-            out.copy_(self._slice(name)[part.index])
+        stored = self._parts[name]
+        index = stored.index if part is None else _narrowed(stored.index, part)
+        if index:
+            # Of the mapped file no more is touched.
+            out.copy_(self._slice(name)[index])
         else:
             # A view of the mapped file, so nothing is copied but what `out` receives.
-            out.copy_(self._open_files[part.file].get_tensor(part.stored_name))
+            out.copy_(self._open_files[stored.file].get_tensor(stored.stored_name))
 
     def _slice(self, name: str) -> _Slice:
         part = self._parts[name]
@@ -136,6 +139,18 @@ def _parts(path: Path, stored_name: str, shape: tuple[int, ...]) -> dict[str, _P
     if mixtral is not None:
         name = f"{mixtral[1]}.{_MIXTRAL_NAMES[mixtral[2]]}.weight"
     return {name: _Part(file=path, stored_name=stored_name, shape=shape)}
+
+
+def _narrowed(index: tuple[int | slice, ...], part: Part) -> tuple[int | slice, ...]:
+    """Where a part of the tensor at `index`, or of the whole stored one, lies in the stored one."""
+    entries = slice(part.start, part.stop)
+    if not index:
+        return (entries,) if part.dim == 0 else (slice(None), entries)
+    expert, rows = index
+    assert isinstance(rows, slice)
+    if part.dim == 1:
+        return expert, rows, entries
+    return expert, slice(rows.start + part.start, rows.start + part.stop)
 
 
 def _expert_parts(

@@ -57,6 +57,7 @@ class AttachLoop:
             max_num_seqs=runner.max_num_seqs,
             max_num_batched_tokens=runner.max_num_batched_tokens,
             max_num_draft_tokens=runner.max_num_draft_tokens,
+            num_stages=runner.num_stages,
         )
         # A welcome to an epoch that is not above it comes from a scheduler that was replaced.
         self._highest_epoch = 0

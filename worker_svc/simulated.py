@@ -71,6 +71,7 @@ class SimulatedRunner:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_draft_tokens = 0
+        self.num_stages = 1
         self._timer = timer
         self._keys = np.zeros(max_num_seqs, np.uint64)
         # As many as each slot's request asked for; None: it asked for none at all.
@@ -86,6 +87,9 @@ class SimulatedRunner:
             vocab_size=info.vocab_size,
         )
         self._overdue_s = 0.0
+
+    def announce(self, plan: BatchPlan) -> bool:
+        raise AssertionError("there is one stage")
 
     def prepare(self, grammar: str) -> str:
         """Nothing is followed here, so any will do."""

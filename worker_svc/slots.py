@@ -142,6 +142,13 @@ class SlotTable:
             slots, lens = slots[runnable], lens[runnable]
         return self._checked_runs(slots, lens).ordered(), failures
 
+    def begin(self, runs: Runs) -> None:
+        """Records that `runs` are on their way, and so what those that draw nothing will have computed: a step after
+        this one may be selected before `advance`."""
+        slots = runs.slots[~runs.draws]
+        self.num_computed_tokens[slots] = (runs.starts + runs.lens)[~runs.draws]
+        self._drew[runs.slots] = False
+
     def num_possible_drafts(self, runs: Runs) -> NDArray[np.int64]:
         """Most drafts that each of `runs` may verify besides, [seqs]: 0 for one that does not merely continue."""
         num_places = self._num_slot_blocks[runs.slots] * self.block_size - runs.starts - runs.lens
@@ -165,7 +172,9 @@ class SlotTable:
     ) -> None:
         """Records that `runs` are computed, as far as their drafts were right, and that `slots` (unique) drew `counts`
         tokens each of `token_ids`."""
-        self.num_computed_tokens[runs.slots] = runs.starts + runs.lens - runs.num_drafts
+        # A prompt's next chunk may have begun meanwhile.
+        num_computed = np.maximum(self.num_computed_tokens[runs.slots], runs.starts + runs.lens - runs.num_drafts)
+        self.num_computed_tokens[runs.slots] = num_computed
         self._drew[runs.slots] = False
         if len(token_ids) == len(slots):
             self.token_ids[slots, self.num_tokens[slots]] = token_ids

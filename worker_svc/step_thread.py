@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -32,6 +33,13 @@ class Runner(Protocol):
     @property
     def max_num_draft_tokens(self) -> int: ...
 
+    @property
+    def num_stages(self) -> int:
+        """As many steps can run at one time, each in another stage, if `announce` has said so."""
+
+    def announce(self, plan: BatchPlan) -> bool:
+        """Begins a plan that `step` gets after those before it; whether that is possible. Not called with one stage."""
+
     def step(self, plan: BatchPlan) -> StepResult: ...
 
     def prepare(self, grammar: str) -> str:
@@ -50,10 +58,11 @@ class StepTimes:
     plan_wait_s: float | None  # the part of it in which this step's plan had not come
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Queued:
     plan: BatchPlan
     continues: bool  # whether a slot stays bound since the plan before
+    announced: bool = False  # written by the model's thread
 
 
 class StepThread:
@@ -67,6 +76,8 @@ class StepThread:
         self._num_bound = 0
         # The one thing that both threads touch. None: nothing comes after it.
         self._plans: SimpleQueue[_Queued | None] = SimpleQueue()
+        # Out of it already, by the model's thread.
+        self._taken: deque[_Queued | None] = deque()
 
     def add(self, plan: BatchPlan) -> None:
         num_kept = 0 if plan.snapshot else self._num_bound - len(plan.released_slots)
@@ -96,12 +107,32 @@ class StepThread:
         ended_s = time.perf_counter()
         while True:
             asked_s = time.perf_counter()
-            queued = self._plans.get()
+            queued = self._next()
             if queued is None:
                 return
+            self._announce_following(queued)
             started_s = time.perf_counter()
             idle_s, plan_wait_s = (started_s - ended_s, started_s - asked_s) if queued.continues else (None, None)
             result = self._runner.step(queued.plan)
             ended_s = time.perf_counter()
             times = StepTimes(step_s=ended_s - started_s, idle_s=idle_s, plan_wait_s=plan_wait_s)
             loop.call_soon_threadsafe(self._deliver, result, times)
+
+    def _next(self) -> _Queued | None:
+        return self._taken.popleft() if self._taken else self._plans.get()
+
+    def _announce_following(self, first: _Queued) -> None:
+        """Has the stages before the last one begin what they can, up to a step for each."""
+        num_stages = self._runner.num_stages
+        if num_stages == 1:
+            return
+        with contextlib.suppress(Empty):
+            while len(self._taken) < num_stages - 1 and None not in self._taken:
+                self._taken.append(self._plans.get_nowait())
+        for queued in (first, *self._taken):
+            if queued is None:
+                return
+            if not queued.announced:
+                queued.announced = self._runner.announce(queued.plan)
+            if not queued.announced:
+                return

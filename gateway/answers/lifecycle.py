@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive
@@ -34,8 +34,6 @@ class Lifecycle:
         self._running: set[_Running] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        # Told how many run.
-        self.on_change: Callable[[int], object] = lambda _num_running: None
         self.draining = False
         self._drained = False
 
@@ -94,12 +92,10 @@ class Lifecycle:
 
     def _add(self, running: _Running) -> None:
         self._running.add(running)
-        self.on_change(len(self._running))
         self._idle.clear()
 
     def _remove(self, running: _Running) -> None:
         self._running.discard(running)
-        self.on_change(len(self._running))
         if not self._running:
             self._idle.set()
 

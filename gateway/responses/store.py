@@ -11,7 +11,7 @@ import orjson
 
 from gateway.errors import NotFound
 from gateway.responses.schemas import InputItem
-from pageloom.errors import Overloaded
+from pageloom.errors import InvalidRequest, Overloaded
 
 
 class StoredResponse:
@@ -67,6 +67,12 @@ class StoredResponse:
         self._changed = asyncio.Event()
 
 
+def not_stored(response_id: str) -> NotFound:
+    return NotFound(
+        f"there is no response {response_id[:80]!r}: it was not stored, was deleted, or is too old", param="response_id"
+    )
+
+
 class ResponseStore:
     """Forgets what is too old, and the oldest that have ended if there are too many. `clock` gives seconds."""
 
@@ -88,6 +94,11 @@ class ResponseStore:
     @property
     def num_bytes(self) -> int:
         return sum(self._bytes.values())
+
+    def require_background(self) -> None:
+        """Raises InvalidRequest if nothing is stored."""
+        if self._max_responses == 0:
+            raise InvalidRequest("background is not possible: this server stores no responses", param="background")
 
     def require_room(self) -> None:
         """For one more that runs in the background. Raises Overloaded if all that can be stored have yet to end."""
@@ -111,10 +122,7 @@ class ResponseStore:
         self._forget()
         stored = self._stored.get(response_id)
         if stored is None:
-            raise NotFound(
-                f"there is no response {response_id[:80]!r}: it was not stored, was deleted, or is too old",
-                param="response_id",
-            )
+            raise not_stored(response_id)
         return stored
 
     def remove(self, response_id: str) -> StoredResponse:

@@ -26,6 +26,7 @@ from gateway.responses.encoder import ResponseEncoder
 from gateway.responses.input_list import listed_items
 from gateway.responses.response_object import ResponseDraft
 from gateway.responses.schemas import InputItem, ResponseRequest
+from gateway.responses.store import ResponseStore, StoredResponse
 from gateway.responses.translate import translate_response
 from gateway.routes.documentation import ERRORS, ERRORS_OF_LOOKUPS, ERRORS_WITHOUT_BODY, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
@@ -40,14 +41,14 @@ _STREAMED = streamed(ResponseObject, TypeAdapter(ResponseStreamEvent))
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
-    if body.background and gateway.config.max_stored_responses == 0:
-        raise InvalidRequest("background is not possible: this server stores no responses", param="background")
+    if body.background:
+        gateway.responses.require_background()
     if body.background and body.store is False:
         raise InvalidRequest("background needs store to be true", param="background")
     terms = read_terms(request.headers, record_of(request.scope).started_s)
-    conversation = _conversation(gateway, body)
+    conversation = await _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
-        job = await gateway.job(partial(translate_response, conversation), body, terms)
+        job = await gateway.job(request, partial(translate_response, conversation), body, terms)
     job = renamed_job(job, FIELD_NAMES)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)
@@ -67,7 +68,7 @@ async def retrieve_response(
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1)] = -1,
 ) -> Response:
-    stored = gateway.responses.get(response_id)
+    stored = await _stored(gateway, response_id)
     if not stream:
         return json_response(stored.response)
     if stored.task is None:
@@ -77,7 +78,7 @@ async def retrieve_response(
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject, responses=ERRORS_OF_LOOKUPS)
 async def cancel_response(response_id: str, gateway: GatewayDependency) -> Response:
-    stored = gateway.responses.get(response_id)
+    stored = await _stored(gateway, response_id)
     if stored.task is None:
         raise InvalidRequest("only a response that was made with background=true can be cancelled", param="response_id")
     await cancel(stored)
@@ -98,15 +99,24 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
     order: Direction = "desc",
 ) -> Response:
-    stored = gateway.responses.get(response_id)
+    stored = await _stored(gateway, response_id)
     return json_response(listed_items(stored, after=after, limit=limit, order=order))
 
 
-def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
+async def _stored(gateway: Gateway, response_id: str) -> StoredResponse:
+    """Raises NotFound."""
+    store = gateway.responses
+    if isinstance(store, ResponseStore):
+        return store.get(response_id)
+    # What is on disk takes a while.
+    return await gateway.in_thread(store.get, response_id)
+
+
+async def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
     if body.previous_response_id is None:
         return items_of(body)
     with renamed_fields({"response_id": "previous_response_id"}):
-        stored = gateway.responses.get(body.previous_response_id)
+        stored = await _stored(gateway, body.previous_response_id)
     if not stored.ended:
         raise InvalidRequest("the previous response has not ended yet", param="previous_response_id")
     return stored.next_conversation + items_of(body)
@@ -115,10 +125,12 @@ def _conversation(gateway: Gateway, body: ResponseRequest) -> list[InputItem]:
 def _in_background(
     gateway: Gateway, conversation: list[InputItem], job: Job, encoder: ResponseEncoder, *, stream: bool
 ) -> Response:
-    gateway.responses.require_room()
-    stored = gateway.responses.add(encoder.response, conversation)
+    store = gateway.responses
+    assert isinstance(store, ResponseStore), "another has refused it"
+    store.require_room()
+    stored = store.add(encoder.response, conversation)
     queued = encoder.response
-    start_in_background(gateway, gateway.responses, stored, job, encoder)
+    start_in_background(gateway, store, stored, job, encoder)
     return _event_stream(stored.follow(0)) if stream else json_response(queued)
 
 

@@ -27,9 +27,12 @@ class EngineOptions(TypedDict, total=False):
     batch_invariant: bool
     pooling: str
     speculative_method: str | None
+    speculative_model: str | None
     num_speculative_tokens: int | None
     prompt_lookup_min: int
     prompt_lookup_max: int
+    suffix_memory_bytes: int
+    grammar_cache_bytes: int
     max_model_len: int | None
     num_threads: int | None
     block_size: int
@@ -45,6 +48,8 @@ class EngineOptions(TypedDict, total=False):
     placement: str
     priority_ageing: float
     step_timeout: float
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
     data_parallel_size: int
     record: str | None
     log_level: str
@@ -80,6 +85,7 @@ _NOT_HERE: Mapping[str, str] = MappingProxyType(
         "runner": "every model generates and embeds",
     }
 )
+_OF_SPECULATION = ("speculative_", "num_speculative_", "prompt_lookup_", "suffix_")
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 
 
@@ -147,7 +153,7 @@ def _speculation(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """vLLM's `speculative_config` as options. Raises InvalidConfig."""
     names = {"method": "speculative_method", "model": "speculative_model"}
     options = {names.get(name, name): value for name, value in (given or {}).items()}
-    known = [name for name in EngineOptions.__annotations__ if "speculative" in name or "prompt_lookup" in name]
+    known = [name for name in EngineOptions.__annotations__ if name.startswith(_OF_SPECULATION)]
     for name in options:
         if name not in known:
             raise InvalidConfig(f"speculative_config has {name!r}; it takes {', '.join(known)}")

@@ -6,18 +6,19 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Any thread may call `run`; what runs there belongs to the loop alone."""
+    """Any thread may call `run`; what runs there belongs to the loop alone. It goes on until the process ends."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._unwatched: set[asyncio.Task[object]] = set()
-        # A daemon: a program that never closes it can end all the same.
+        # A daemon, so that the process can end.
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -59,13 +60,12 @@ class LoopThread:
         """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
-    def close(self) -> None:
-        """Ends the loop; nothing may run in it any more."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+
+@cache
+def shared_loop() -> LoopThread:
+    """The one of this process. gRPC hands events of calls that have ended to their loop whenever another loop polls, so
+    one that is closed before the process ends would make it complain."""
+    return LoopThread("pageloom")
 
 
 def _hand_over(task: asyncio.Task[T], ended: Future[T]) -> None:

@@ -65,12 +65,13 @@ class _InputText:
         if self._begun:
             return self._gain(arguments)
         self._held += arguments
-        beginning = _BEGINNING.match(self._held)
+        # Where it has to end is the same however the text is cut.
+        beginning = _BEGINNING.match(self._held[:_MAX_BEGINNING_CHARS])
         if beginning is not None:
             rest, self._held = self._held[beginning.end() :], ""
             self._begun = True
             return self._gain(rest)
-        self._as_it_is = len(self._held) > _MAX_BEGINNING_CHARS
+        self._as_it_is = len(self._held) >= _MAX_BEGINNING_CHARS
         return self.finish() if self._as_it_is else ""
 
     def finish(self) -> str:

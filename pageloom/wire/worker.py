@@ -42,6 +42,7 @@ def hello_to_proto(hello: WorkerHello) -> worker_pb2.Hello:
         max_num_batched_tokens=hello.max_num_batched_tokens,
         highest_epoch=hello.highest_epoch,
         max_num_draft_tokens=hello.max_num_draft_tokens,
+        num_stages=hello.num_stages,
     )
 
 
@@ -55,6 +56,7 @@ def hello_from_proto(message: worker_pb2.Hello) -> WorkerHello:
         max_num_batched_tokens=message.max_num_batched_tokens,
         highest_epoch=message.highest_epoch,
         max_num_draft_tokens=message.max_num_draft_tokens,
+        num_stages=max(1, message.num_stages),
     )
 
 

@@ -30,10 +30,10 @@ class Drawn(NamedTuple):
             np.fromiter(counts, np.int64, len(counts)) if counts else None,
         )
 
-    def rows(self) -> tuple[Ints, Ints]:
-        """Of each token its slot, and how many of the slot's come before it; both [tokens]."""
+    def rows(self) -> tuple[Ints, Ints | None]:
+        """Of each token its slot, and how many of the slot's come before it; both [tokens]. None: none do."""
         if self.counts is None:
-            return self.slots, np.zeros_like(self.slots)
+            return self.slots, None
         starts = np.cumsum(self.counts) - self.counts
         return np.repeat(self.slots, self.counts), np.arange(len(self.token_ids)) - np.repeat(starts, self.counts)
 

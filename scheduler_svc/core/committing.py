@@ -11,7 +11,7 @@ from pageloom.plan import StepResult
 from scheduler_svc.core.checking import Drawn, due_embeddings, due_scores
 from scheduler_svc.core.emission import NO_TOKENS, End, NewTokens, ScoredPrompt
 from scheduler_svc.core.sequence import Binding
-from scheduler_svc.core.slot_columns import Bools, Ints
+from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.step import Step
 from scheduler_svc.core.worker_group import WorkerGroup
 
@@ -81,18 +81,22 @@ class StepCommit:
         """Appends what was drawn, up to where a choice ends."""
         columns = self._group.columns
         slots, within = self._drawn.rows()
-        token_ids = self._drawn.token_ids
-        indexes = columns.num_known[slots] + within
+        indexes, token_ids = columns.num_known[slots], self._drawn.token_ids
+        if within is not None:
+            indexes += within
         # What is drawn for a choice that has ended meanwhile is nobody's.
         wanted = columns.open[slots]
-        last_indexes = self._find_ends(slots, indexes, token_ids, wanted)
-        if self._drawn.counts is not None and last_indexes:
-            for slot, last_index in last_indexes.items():
-                wanted &= (slots != slot) | (indexes <= last_index)
         if not wanted.all():
-            slots, within, indexes, token_ids = (column[wanted] for column in (slots, within, indexes, token_ids))
+            slots, indexes, token_ids = slots[wanted], indexes[wanted], token_ids[wanted]
         if not len(slots):
             return NO_TOKENS
+        last_indexes = self._find_ends(slots, indexes, token_ids)
+        if within is not None and last_indexes:
+            wanted = np.ones(len(slots), np.bool_)
+            for slot, last_index in last_indexes.items():
+                wanted &= (slots != slot) | (indexes <= last_index)
+            slots, indexes, token_ids = slots[wanted], indexes[wanted], token_ids[wanted]
+        logprobs = self._logprobs(slots, indexes)
         columns.tail[slots, indexes % columns.tail_width] = token_ids
         # Of a slot's rows the last stays.
         columns.num_known[slots] = indexes + 1
@@ -102,7 +106,7 @@ class StepCommit:
             keys=columns.key[slots],
             indexes=indexes - columns.num_prompt[slots],
             token_ids=token_ids,
-            logprobs=self._logprobs(slots, within),
+            logprobs=logprobs,
         )
 
     def publish(self) -> None:
@@ -134,14 +138,16 @@ class StepCommit:
         num_tokens = min(int(group.columns.num_computed[slot]), len(binding.sequence.token_ids))
         group.tables.publish(binding, num_tokens)
 
-    def _find_ends(self, slots: Ints, indexes: Ints, token_ids: Ints, wanted: Bools) -> dict[int, int]:
+    def _find_ends(self, slots: Ints, indexes: Ints, token_ids: Ints) -> dict[int, int]:
         """The choices that end with one of these tokens, and the index of that, by slot."""
         columns = self._group.columns
         may_end = indexes + 1 >= columns.max_len[slots]
         may_end |= columns.ends_at_eos[slots] & self._group.is_eos[token_ids]
         may_end |= columns.has_stop_tokens[slots]
-        rows = np.flatnonzero(may_end & wanted)
+        rows = np.flatnonzero(may_end)
         last_indexes: dict[int, int] = {}
+        if not len(rows):
+            return last_indexes
         for slot, index, token_id in zip(
             slots[rows].tolist(), indexes[rows].tolist(), token_ids[rows].tolist(), strict=True
         ):
@@ -153,12 +159,14 @@ class StepCommit:
                 self._ends[slot] = End(reason, stop_token_id=token_id if reason is FinishReason.STOP else None)
         return last_indexes
 
-    def _logprobs(self, slots: Ints, within: Ints) -> list[TokenLogprobs | None]:
+    def _logprobs(self, slots: Ints, indexes: Ints) -> list[TokenLogprobs | None]:
+        """Before the tokens are counted as known."""
         logprobs = self._result.logprobs
         if not logprobs:
             return []
-        asked = self._group.columns.wants_logprobs[slots].tolist()
-        rows = zip(slots.tolist(), within.tolist(), asked, strict=True)
+        columns = self._group.columns
+        asked, within = columns.wants_logprobs[slots].tolist(), (indexes - columns.num_known[slots]).tolist()
+        rows = zip(slots.tolist(), within, asked, strict=True)
         return [logprobs[slot][at] if is_asked else None for slot, at, is_asked in rows]
 
     def _note_first_tokens(self, now: float) -> None:

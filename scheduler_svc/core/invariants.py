@@ -17,7 +17,7 @@ def check(scheduler: Scheduler) -> None:
     _check_places(scheduler)
     for worker_id, group in scheduler.groups.items():
         where = f"worker {worker_id}"
-        assert len(group.in_flight) <= scheduler.limits.max_num_steps_in_flight, f"{where}: too far ahead"
+        assert len(group.in_flight) <= group.max_num_steps_in_flight, f"{where}: too far ahead"
         _check_slots(group, where)
         _check_pool(group, where)
         _check_promises(group, where)

@@ -55,15 +55,22 @@ class StepDraft:
         # Whose last token is in flight, and who has to see the one in flight, may not run ahead.
         runs = ready & (columns.num_drawn < columns.max_len)
         runs &= ~(columns.waits_for_tokens & (columns.num_drawn > columns.num_known))
+        num_ready = int(np.count_nonzero(runs))
+        if self._group.num_stages > 1:
+            runs = self._without_those_away(runs)
         if self._lookahead is not None:
             self._lookahead.choose(runs, self.budget)
         self._hold_without_room(runs)
         # Growth may have preempted some.
         runs &= columns.active
         slots = np.flatnonzero(runs)
+        if self._group.num_stages > 1:
+            # After growth, so that one without room takes nobody's turn for ever.
+            slots = self._turn(slots, num_ready)
         if len(slots) > self.budget:
-            slots = self._first_in_memory(slots)
-            self._short_slots += np.setdiff1d(np.flatnonzero(runs), slots).tolist()
+            first_slots = self._first_in_memory(slots)
+            self._short_slots += np.setdiff1d(slots, first_slots).tolist()
+            slots = first_slots
         held = ready & columns.active
         held[slots] = False
         self._held_slots = np.flatnonzero(held).tolist()
@@ -126,6 +133,21 @@ class StepDraft:
                 num_preempted=len(self.preempted),
             ),
         )
+
+    def _without_those_away(self, runs: Bools) -> Bools:
+        """With several stages: without who is in the steps right before this one. Their tokens are drawn at the last
+        stage while this step begins at the first, which would have to wait for them; but a step that waits is better
+        than none."""
+        group, last_steps = self._group, self._group.columns.last_step
+        is_away = (last_steps > group.num_committed_steps) & (last_steps > self._step - group.num_stages)
+        here: Bools = runs & ~is_away
+        return here if here.any() or len(group.catching_up) else runs
+
+    def _turn(self, slots: Ints, num_ready: int) -> Ints:
+        """Of `slots`, as many as leave each stage its part of those that could run; first who ran longest ago."""
+        num_most = -(-num_ready // self._group.num_stages)
+        longest_ago = np.argsort(self._group.columns.last_step[slots], kind="stable")[:num_most]
+        return np.sort(slots[longest_ago])
 
     def _hold_without_room(self, runs: Bools) -> None:
         """Grows those whose blocks are full; clears who cannot. Then those that could run more drafts."""

@@ -177,7 +177,7 @@ class Scheduler:
         None if as many are in flight as may be, or if nothing is to do before one is committed.
         """
         group = self.groups[worker_id]
-        if len(group.in_flight) >= self.limits.max_num_steps_in_flight:
+        if len(group.in_flight) >= group.max_num_steps_in_flight:
             return None
         draft = StepDraft(group)
         draft.continue_decodes()

@@ -36,6 +36,9 @@ class WorkerGroup:
         self.epoch = epoch
         self.num_slots = min(limits.max_num_seqs, hello.max_num_seqs)
         self.max_num_batched_tokens = min(limits.max_num_batched_tokens, hello.max_num_batched_tokens)
+        # A step at each stage, and as many ahead of their results as with one.
+        self.num_stages = hello.num_stages
+        self.max_num_steps_in_flight = limits.max_num_steps_in_flight + hello.num_stages - 1
         self.tables = BlockTables(hello.cache, enable_prefix_caching=limits.enable_prefix_caching)
         self.namespace = CacheNamespace(salt="", model_digest=hello.model.digest, kv_dtype=hello.model.dtype)
         # Guessed tokens that it may run for one slot; and those that its last result found worth it.

@@ -28,7 +28,12 @@ def test_message(field: str, value: object, words: str):
     ("field", "value", "param", "words"),
     [
         ("chat_template_kwargs", "x", "chat_template_kwargs", "must be an object whose values"),
-        ("tool_choice", "any", "tool_choice", "must be none, auto, required, or an object that names a function"),
+        (
+            "tool_choice",
+            "any",
+            "tool_choice",
+            "must be none, auto, required, or an object that names",
+        ),
         ("tool_choice", {"type": "function"}, "tool_choice", "must be none, auto, required, or an object that names"),
         ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type", "is required"),
     ],

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from gateway.errors import NotFound
 from gateway.responses.schemas import InputItem
+from gateway.responses.shared_store import SharedResponseStore
 from gateway.responses.store import ResponseStore
 from pageloom.errors import Overloaded
 
@@ -73,3 +77,58 @@ def test_no_more_run_in_the_background_than_can_be_stored():
         store.require_room()
     ended.end(response(2))
     store.require_room()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_shared(tmp_path: Path, clock: Clock):
+    def make_one(**limits) -> SharedResponseStore:
+        given = {"max_responses": 100, "max_bytes": 1 << 20, "ttl_s": 60.0, **limits}
+        return SharedResponseStore(tmp_path / "responses.sqlite", **given, clock=clock)
+
+    return make_one
+
+
+def kept(store: SharedResponseStore, numbers: range) -> list[int]:
+    found = []
+    for number in numbers:
+        with suppress(NotFound):
+            found.append(int(str(store.get(f"resp_{number}").response["id"]).removeprefix("resp_")))
+    return found
+
+
+def test_one_file_is_one_store(make_shared):
+    one, other = make_shared(), make_shared()
+    one.add(response(1), [InputItem(role="user", content="Hi")])
+    found = other.get("resp_1")
+    assert found.response == response(1)
+    assert found.conversation == (InputItem(role="user", content="Hi"),)
+    assert found.ended
+    other.remove("resp_1")
+    with pytest.raises(NotFound):
+        one.get("resp_1")
+
+
+def test_the_shared_store_has_the_same_bounds(make_shared, clock: Clock):
+    store = make_shared(max_responses=3)
+    for number in range(5):
+        store.add(response(number), [])
+    assert kept(store, range(5)) == [2, 3, 4]
+    clock.now_s = 61.0
+    assert kept(store, range(5)) == []
+    small = make_shared(max_bytes=2500)
+    for number in range(5, 9):
+        small.add(response(number, text="x" * 1000), [])
+    assert kept(small, range(9)) == [7, 8]
+    small.add(response(9, text="x" * 3000), [])
+    assert kept(small, range(10)) == []
+
+
+def test_what_cannot_be_stored_is_not_the_answers_fault(make_shared, tmp_path: Path):
+    store = make_shared()
+    (tmp_path / "responses.sqlite").write_bytes(b"no database at all")
+    store.add(response(1), [])

@@ -63,16 +63,36 @@ async def test_metrics_are_those_of_all():
             assert metric(told, "pageloom_build_info") == 1
 
 
-async def test_nothing_is_stored_where_the_next_request_may_reach_another():
-    async with stack() as services, httpx.AsyncClient(base_url=services.ready(GatewayReady).url) as client:
+async def test_responses_are_found_by_whichever_gateway_is_asked():
+    async with stack() as services, AsyncExitStack() as clients:
+        url = services.ready(GatewayReady).url
+
+        async def connect() -> httpx.AsyncClient:
+            return await clients.enter_async_context(httpx.AsyncClient(base_url=url))
+
         body = {"model": "m", "input": "Hi", "max_output_tokens": 2}
-        while (answer := await client.post("/v1/responses", json=body)).status_code == 503:
+        first = await connect()
+        while (answer := await first.post("/v1/responses", json=body)).status_code == 503:
             pass
-        assert answer.status_code == 200, answer.text
-        assert (await client.get(f"/v1/responses/{answer.json()['id']}")).status_code == 404
-        refused = await client.post("/v1/responses", json={**body, "background": True})
+        made = answer.json()
+        for _ in range(10):
+            other = await connect()
+            assert (await other.get(f"/v1/responses/{made['id']}")).json() == made
+            following = {**body, "previous_response_id": made["id"]}
+            answer = await other.post("/v1/responses", json=following)
+            assert answer.status_code == 200, answer.text
+            items = (await first.get(f"/v1/responses/{answer.json()['id']}/input_items")).json()["data"]
+            assert len(items) == 3
+        assert (await other.delete(f"/v1/responses/{made['id']}")).status_code == 200
+        assert (await first.get(f"/v1/responses/{made['id']}")).status_code == 404
+
+
+async def test_what_only_one_gateway_can_do_is_refused():
+    async with stack() as services, httpx.AsyncClient(base_url=services.ready(GatewayReady).url) as client:
+        body = {"model": "m", "input": "Hi", "background": True}
+        refused = await client.post("/v1/responses", json=body)
         assert refused.status_code == 400
-        assert "stores no responses" in refused.json()["error"]["message"]
+        assert "several gateways" in refused.json()["error"]["message"]
         refused = await client.post("/v1/files", files={"file": ("x", b"")}, data={"purpose": "batch"})
         assert refused.status_code == 400
         assert "stores no files" in refused.json()["error"]["message"]

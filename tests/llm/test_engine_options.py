@@ -12,7 +12,7 @@ from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config
 # Of the command line: where processes listen, how they stop, and what they are called by others.
 NOT_OF_A_PROGRAM = {
     "model", "host", "port", "uds", "metrics_host", "metrics_port", "shutdown_timeout", "simulate", "scheduler",
-    "worker_id",
+    "worker_id", "nnodes", "node_rank", "master_addr", "master_port",
 }  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def test_unknown_arguments(arguments, words: list[str]):
         ({"enable_prefix_caching": 1}, ["enable_prefix_caching", "bool"]),
         ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization", "1.5"]),
         ({"data_parallel_size": 0}, ["data_parallel_size"]),
+        ({"tensor_parallel_size": 0}, ["tensor_parallel_size"]),
         ({"speculative_config": "ngram"}, ["speculative_config", "Mapping or None"]),
         ({"speculative_config": {"speed": 2}}, ["speculative_config", "'speed'", "num_speculative_tokens"]),
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens must be between"]),

@@ -37,6 +37,7 @@ def paper_hello(
     num_blocks: int = 64,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
+    num_stages: int = 1,
     model: ModelInfo = PAPER_MODEL,
     max_num_draft_tokens: int = 0,
 ) -> WorkerHello:
@@ -47,6 +48,7 @@ def paper_hello(
         cache=CacheInfo(block_size=block_size, num_blocks=num_blocks, kv_bytes=0),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        num_stages=num_stages,
         max_num_draft_tokens=max_num_draft_tokens,
     )
 

@@ -52,6 +52,13 @@ class PaperRunner:
     def max_num_draft_tokens(self) -> int:
         return self._hello.max_num_draft_tokens
 
+    @property
+    def num_stages(self) -> int:
+        return 1
+
+    def announce(self, plan: BatchPlan) -> bool:
+        raise AssertionError("there is one stage")
+
     def prepare(self, grammar: str) -> str:
         """As slow as a step; takes every grammar but those that say they are bad."""
         time.sleep(self._step_s)

@@ -39,6 +39,7 @@ class PermittedRunner:
         self.cache_info: CacheInfo = hello.cache
         self.max_num_seqs = hello.max_num_seqs
         self.max_num_batched_tokens = hello.max_num_batched_tokens
+        self.num_stages = 1
         self.max_num_draft_tokens = hello.max_num_draft_tokens
         self.started: list[tuple[int, int]] = []
         self.num_finished = 0
@@ -52,6 +53,9 @@ class PermittedRunner:
 
     def fail(self, error: Exception) -> None:
         self._permits.put(error)
+
+    def announce(self, plan: BatchPlan) -> bool:
+        raise AssertionError("there is one stage")
 
     def prepare(self, grammar: str) -> str:
         self.prepared.append(grammar)

@@ -87,7 +87,11 @@ class DraftLengths:
 
     def record_guess(self, seconds: float, most_tokens: int) -> None:
         """How long guessing took, of at most so many tokens for a slot."""
-        self._guess_s += _WEIGHT * (seconds / most_tokens - self._guess_s)
+        sample_s = seconds / most_tokens
+        if self._guess_s:
+            # A draft model may have had a prompt to catch up with.
+            sample_s = min(sample_s, _LONGEST_STEP * self._guess_s)
+        self._guess_s += _WEIGHT * (sample_s - self._guess_s)
 
     def record_step(self, seconds: float, num_rows: int, num_drafts: int) -> None:
         """How long a step of `num_rows` rows that draw, and drafts besides, took without the guessing."""

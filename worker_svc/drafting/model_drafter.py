@@ -19,6 +19,10 @@ from worker_svc.drafting.drafter import DraftRequests, Drafts, TargetStep
 from worker_svc.models.model import Model
 from worker_svc.slots import SlotTable
 
+# Known tokens that a slot may lack and be guessed for in the same step. A prompt takes as long as many guesses do, and
+# would seem to be the price of one.
+_MOST_LACKING = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Proposal:
@@ -79,7 +83,7 @@ class ModelDrafter:
         self._coverage.written(step.runs, table)
 
     def _first_guesses(self, slots: NDArray[np.int64], table: SlotTable) -> NDArray[np.int64]:
-        """[slots] after all known tokens, which are computed now; -1 for those that lacked too many."""
+        """[slots] after all known tokens, which are computed now; -1 for those that lacked many."""
         known = table.num_tokens[slots]
         starts = known - 1 if self._coverage is None else self._coverage.starts(slots, table)
         lens = _share_budget(known - starts, self._max_num_batched_tokens)
@@ -88,7 +92,7 @@ class ModelDrafter:
         runs = runs[lens[runs] > 0]
         rows = Rows.of(slots[runs], starts[runs], lens[runs])
         batch = attention_batch(table, slots[runs], lens[runs], rows, self._device)
-        completed = (starts + lens == known)[runs]
+        completed = ((starts + lens == known) & (lens <= _MOST_LACKING))[runs]
         output_rows = (rows.query_start[1:] - 1)[completed]
         token_ids = self._upload(table.token_ids[rows.slots, rows.positions].astype(np.int64))
         hidden = self._model.forward(token_ids, batch, self._kv_caches, self._upload(output_rows))

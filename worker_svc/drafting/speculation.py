@@ -36,8 +36,8 @@ class Speculation:
         self.tap_layers = drafter.tap_layers
         self._drafter = drafter
         self._lengths = DraftLengths(costs, max_num_seqs=max_num_seqs, max_num_draft_tokens=max_num_draft_tokens)
-        # Of the step at hand: when its guesses were made.
-        self._started_s = 0.0
+        # Of the step at hand: when guessing began, and when it was done.
+        self._began_s = self._started_s = 0.0
 
     def release(self, slots: tuple[int, ...]) -> None:
         """Before the slot table forgets them."""
@@ -50,13 +50,15 @@ class Speculation:
 
     def with_drafts(self, runs: Runs, table: SlotTable, sampler: Sampler) -> Runs:
         """The runs, those that continue with drafts to verify as far as there are any that pay."""
+        self._began_s = time.perf_counter()
         with_drafts = self._add_drafts(runs, table, sampler)
         self._started_s = time.perf_counter()
         return with_drafts
 
     def observe(self, step: TargetStep, draws: Draws, table: SlotTable) -> DraftReport:
         """After the step, with `table` at its end."""
-        runs, seconds = step.runs, time.perf_counter() - self._started_s
+        now_s = time.perf_counter()
+        runs, seconds = step.runs, now_s - self._started_s
         self._drafter.observe(step, table)
         self._lengths.record(draws.slots, draws.num_drafts, draws.counts - 1)
         num_draws, num_drafts = int(np.count_nonzero(runs.draws)), int(runs.num_drafts.sum())
@@ -67,6 +69,8 @@ class Speculation:
         undrafted_part = 0.0
         if num_drafts and len(draws.slots):
             undrafted_part = self._lengths.undrafted_part(num_rows, num_drafts) * float(draws.counts.mean())
+            # Nothing would have been guessed either.
+            undrafted_part *= seconds / (now_s - self._began_s)
         limit = self._lengths.most_useful(num_draws, num_rows) if num_draws else None
         return DraftReport(num_drafts=num_drafts, limit=limit, undrafted_part=undrafted_part)
 

@@ -18,7 +18,7 @@ from worker_svc.slots import SlotTable
 
 _MIN_MATCH = 2
 _MIN_PROBABILITY = 0.1
-# 2.5 microseconds each: a long prompt whose KV was cached is taken over in several steps.
+# Some microseconds each: a long prompt whose KV was cached is taken over in several steps.
 _MOST_TOKENS_IN_STEP = 2048
 _NOTHING = Continuation(token_ids=(), expected=0.0)
 

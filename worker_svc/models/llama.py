@@ -16,22 +16,39 @@ from worker_svc.models.config import LlamaConfig
 from worker_svc.models.feed_forward import NamedLinear, make_mlp
 from worker_svc.models.layers import Linear
 from worker_svc.models.rope import rotary_tables
+from worker_svc.parallel.ranks import ALONE, Ranks
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
 class Llama:
-    """A `model.Model` over PyTorch and Triton."""
+    """A `model.Model` over PyTorch and Triton, or the part of one that this rank of `ranks` holds: `config` is the
+    part's. Only the last stage has hidden states to return, and only its tensor rank 0 whole logits."""
 
-    def __init__(self, config: LlamaConfig, *, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.config = config
         self.num_positions = num_positions
-        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [LlamaLayer(config, index, dtype=dtype, device=device) for index in range(config.num_layers)]
-        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self._ranks = ranks
+        self._dtype, self._device = dtype, device
+        is_last, is_tied = ranks.layout.is_last, config.tie_word_embeddings
+        # Without it the stage neither embeds nor is its head the embedding.
+        num_embedded = config.vocab_size if ranks.layout.is_first or (is_tied and is_last) else 0
+        self.embedding = torch.empty(num_embedded, config.hidden_size, dtype=dtype, device=device)
+        self.layers = [
+            LlamaLayer(config, index, ranks, dtype=dtype, device=device) for index in range(config.num_layers)
+        ]
+        self.norm = torch.empty(config.hidden_size if is_last else 0, dtype=dtype, device=device)
         # None: the head is the embedding, which stays as it is because rows are looked up in it.
         self.head = None
-        if not config.tie_word_embeddings:
+        if is_last and not is_tied:
             self.head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
         cos, sin = rotary_tables(config.rope, config.head_dim, num_positions)
         self.cos, self.sin = cos.to(device), sin.to(device)
@@ -46,28 +63,40 @@ class Llama:
     ) -> Tensor:
         """[tokens] -> normalised hidden states of `output_rows` [outputs, hidden]; writes each layer's K and V, and
         fills `taps`."""
-        hidden = self.embed(token_ids)
+        layout = self._ranks.layout
+        if layout.is_first:
+            hidden = self.embed(token_ids)
+        else:
+            shape = len(token_ids), self.config.hidden_size
+            hidden = self._ranks.receive(torch.empty(shape, dtype=self._dtype, device=self._device))
         residual: Tensor | None = None
         for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
             if taps is not None:
                 _tap(taps, index, hidden, residual)
             hidden, residual = layer.forward(hidden, residual, self.cos, self.sin, kv_cache, batch)
         assert residual is not None
+        if not layout.is_last:
+            # The sum is what the next layer's norm would make of the two.
+            self._ranks.send(hidden + residual)
+            return hidden[:0]
         hidden, residual = hidden[output_rows], residual[output_rows]
         return rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps, residual=residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
-        return functional.linear(hidden, self.embedding) if self.head is None else self.head(hidden)
+        return self._ranks.join_logits(self._own_logits(hidden))
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> token ids [rows] int64; -1 where the largest logit is not a finite number."""
-        largest, token_ids = self.logits(hidden).max(dim=-1)
+        largest, token_ids = self._ranks.largest(*self._own_logits(hidden).max(dim=-1))
         return torch.where(largest.isfinite(), token_ids, -1)
+
+    def _own_logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.embedding) if self.head is None else self.head(hidden)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, hidden]."""
-        return functional.embedding(token_ids, self.embedding)
+        return self._ranks.embed(token_ids, self.embedding)
 
     def first_layers(self, num_layers: int) -> Self:
         """A model of the first layers, the norm and the head, over the same weights."""
@@ -77,7 +106,8 @@ class Llama:
 
     def destinations(self) -> dict[str, Tensor]:
         """Where each tensor of the checkpoint goes, by its name in a Hugging Face checkpoint."""
-        destinations = {EMBEDDING: self.embedding, "model.norm.weight": self.norm}
+        outer = {EMBEDDING: self.embedding, NORM: self.norm}
+        destinations = {name: tensor for name, tensor in outer.items() if len(tensor)}
         if self.head is not None:
             destinations |= _parts(self.head, ["lm_head"], [self.config.vocab_size])
         for index, layer in enumerate(self.layers):
@@ -105,8 +135,11 @@ class Llama:
 class LlamaLayer:
     """Attention and feed-forward network, each behind its norm."""
 
-    def __init__(self, config: LlamaConfig, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: LlamaConfig, index: int, ranks: Ranks, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.config = config
+        self._ranks = ranks
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         hidden = config.hidden_size
 
@@ -132,7 +165,7 @@ class LlamaLayer:
         hidden, residual = rms_norm(hidden, self.attention_norm, eps=eps, residual=residual)
         hidden = self._attend(hidden, cos, sin, kv_cache, batch)
         hidden, residual = rms_norm(hidden, self.mlp_norm, eps=eps, residual=residual)
-        return self.mlp(hidden), residual
+        return self._ranks.sum(self.mlp(hidden)), residual
 
     def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> Tensor:
         head_dim = self.config.head_dim
@@ -143,7 +176,7 @@ class LlamaLayer:
             query, key = self._normalize(query, self.query_norm), self._normalize(key, self.key_norm)
         query = rotary_write_kv(query, key, value, cos, sin, kv_cache, batch)
         attended = paged_attention(query, kv_cache, batch, scale=head_dim**-0.5)
-        return self.output(attended.flatten(1))
+        return self._ranks.sum(self.output(attended.flatten(1)))
 
     def _normalize(self, heads: Tensor, weight: Tensor) -> Tensor:
         """Each head by itself: [tokens, heads, head_dim]."""

@@ -56,7 +56,7 @@ class Leaving(_message.Message):
     def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "protocol_version", "model", "cache", "max_num_seqs", "max_num_batched_tokens", "highest_epoch", "max_num_draft_tokens")
+    __slots__ = ("worker_id", "boot_id", "protocol_version", "model", "cache", "max_num_seqs", "max_num_batched_tokens", "highest_epoch", "max_num_draft_tokens", "num_stages")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class Hello(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: str
     protocol_version: int
@@ -75,7 +76,8 @@ class Hello(_message.Message):
     max_num_batched_tokens: int
     highest_epoch: int
     max_num_draft_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., cache: _Optional[_Union[_common_pb2.CacheInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., highest_epoch: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ...) -> None: ...
+    num_stages: int
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., cache: _Optional[_Union[_common_pb2.CacheInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., highest_epoch: _Optional[int] = ..., max_num_draft_tokens: _Optional[int] = ..., num_stages: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "heartbeat_interval_s", "max_num_steps_in_flight")

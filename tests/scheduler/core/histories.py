@@ -68,6 +68,7 @@ class History:
         self.failure_rate = rng.choice((0.0, 0.0, 0.1))
         self.poolings: tuple[Pooling | None, ...] = rng.choice(((None,), (None, None, Pooling.last, Pooling.mean)))
         self.prompt_logprobs: tuple[int | None, ...] = rng.choice(((None,), (None,), (None, None, 0, 2)))
+        self.num_stages = rng.choice((1, 1, 2, 3))
 
     def run(self) -> None:
         self.attach()
@@ -174,6 +175,7 @@ class History:
                 max_num_seqs=self.rng.choice((2, 5, 8)),
                 max_num_batched_tokens=self.rng.choice((2, 8, 32)),
                 max_num_draft_tokens=self.max_num_draft_tokens,
+                num_stages=self.num_stages,
             )
             self.world.attach(hello)
 

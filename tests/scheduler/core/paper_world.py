@@ -162,7 +162,8 @@ class PaperWorld:
         plan = self.scheduler.plan(worker_id, self.now)
         self._tell(f"plan {worker_id}", plan)
         if plan is not None:
-            assert len(attachment.flights) < self.limits.max_num_steps_in_flight, "too many steps in flight"
+            most = self.limits.max_num_steps_in_flight + attachment.hello.num_stages - 1
+            assert len(attachment.flights) < most, "too many steps in flight"
             attachment.take_off(plan, failing_slots)
             self.num_steps += 1
             if self._epoch == 1 and self.limits.scheduling_policy is SchedulingPolicy.fcfs:
@@ -314,7 +315,9 @@ class PaperWorld:
         # In each round the first choice of each worker gets on by a token. Another may have to start anew, a
         # token a round at worst, whenever one before it ends or grows; livelock would know no bound at all.
         num_tokens = sum(stream.max_num_kv_tokens + 1 for stream in self._open.values())
-        return 4 + num_tokens * (1 + len(self._open))
+        # Of several stages each has another's turn.
+        num_stages = max((attachment.hello.num_stages for attachment in self.workers.values()), default=1)
+        return 4 + num_tokens * (1 + len(self._open)) * num_stages
 
     def _expected_refusal(self, request: GenerateRequest) -> type[Exception] | None:
         num_tokens = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)

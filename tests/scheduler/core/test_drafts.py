@@ -131,6 +131,17 @@ class TestBlocks:
         assert planned.grown_counts == (1, 1)
         assert limits_of(planned) == {0: 4, 1: 4}
 
+    def test_nobody_gives_way_for_what_may_be_wrong(self):
+        """Each has a place for one more token, which it needs only if its draft in flight is right."""
+        hello = guessing_hello(block_size=2, num_blocks=6)
+        scheduler = started(hello, depth=2, num_requests=2, prompt=4, max_tokens=6)
+        assert plan(scheduler).grown_counts == (1, 1)
+        assert scheduler.plan("a", 0.0) is None
+        bring(scheduler, [[8], [8]], num_drafts=1)
+        planned = plan(scheduler)
+        assert (planned.released_slots, planned.held_slots, planned.grown_slots) == ((), (), ())
+        assert scheduler.stats().num_preemptions == 0
+
     def test_those_of_wrong_drafts_serve_what_comes_instead(self):
         scheduler = started(guessing_hello(block_size=2), prompt=4, max_tokens=20)
         # The token that it runs, and four drafts.

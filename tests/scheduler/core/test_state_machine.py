@@ -20,12 +20,14 @@ STEMS = ((2, 3, 4, 5, 6, 7, 8, 9) * 2, (2, 3, 4, 5, 7, 7, 7, 7) * 2, (7,) * 16)
 
 class CoreMachine(RuleBasedStateMachine):
     world: PaperWorld
+    num_stages: int
     max_num_draft_tokens: int
 
     @initialize(
         max_num_batched_tokens=st.sampled_from((1, 5, 32)),
         caching=st.booleans(),
         depth=st.sampled_from((2, 1)),
+        num_stages=st.sampled_from((1, 2, 3)),
         max_num_draft_tokens=st.sampled_from((0, 3)),
         scheduling_policy=st.sampled_from(SchedulingPolicy),
     )
@@ -34,6 +36,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_batched_tokens: int,
         caching: bool,
         depth: int,
+        num_stages: int,
         max_num_draft_tokens: int,
         scheduling_policy: SchedulingPolicy,
     ) -> None:
@@ -45,11 +48,18 @@ class CoreMachine(RuleBasedStateMachine):
             scheduling_policy=scheduling_policy,
         )
         self.world = PaperWorld(limits)
+        self.num_stages = num_stages
         self.max_num_draft_tokens = max_num_draft_tokens
         self.world.attach(self._hello("a"))
 
     def _hello(self, worker_id: str) -> WorkerHello:
-        return paper_hello(worker_id, block_size=2, num_blocks=12, max_num_draft_tokens=self.max_num_draft_tokens)
+        return paper_hello(
+            worker_id,
+            block_size=2,
+            num_blocks=12,
+            num_stages=self.num_stages,
+            max_num_draft_tokens=self.max_num_draft_tokens,
+        )
 
     @rule(
         stem=st.sampled_from(STEMS),

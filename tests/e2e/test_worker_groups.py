@@ -1,0 +1,51 @@
+"""A worker of several ranks behind real clients: one that dies costs nobody a token, and nothing is left running."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.group_stack import complete, make_tiny, ranks, stream
+from tests.support.serving import serving
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("group") / "tiny")
+
+
+def wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    _gone, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    return alive
+
+
+def test_a_rank_that_is_killed_changes_nobodys_text(tmp_path: Path, tiny_folder: Path):
+    args = ("--tensor-parallel-size", "2", "--dtype", "float32", "--served-model-name", "tiny")
+    with serving(tmp_path, str(tiny_folder), *args) as running:
+        alone = complete(running)
+        for victim in (1, 0):
+            before = ranks(running)
+            assert before.keys() == {0, 1}
+            texts = stream(running)
+            received = [next(texts)]
+            before[victim].kill()
+            killed_s = time.monotonic()
+            assert not wait_until_gone(list(before.values()), 10)
+            assert time.monotonic() - killed_s < 10
+            assert "".join((*received, *texts)) == alone
+            assert {process.pid for process in ranks(running).values()}.isdisjoint(
+                process.pid for process in before.values()
+            )
+        processes = [*psutil.Process(running.process.pid).children(recursive=True)]
+        assert running.stop() == 0
+        assert not wait_until_gone(processes, 10)
+
+
+def test_a_split_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, tiny_folder: Path):
+    refused = pytest.raises(AssertionError, match="sizes that do: 1, 2, 4")
+    with refused as refusal, serving(tmp_path, str(tiny_folder), "--tensor-parallel-size", "3"):
+        pass
+    assert "Traceback" not in str(refusal.value)

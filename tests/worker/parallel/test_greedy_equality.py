@@ -1,0 +1,90 @@
+"""Models split over ranks draw what they draw in one piece: transformers' greedy tokens in float32, and others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pageloom.sampling_params import SamplingParams
+from tests.support.plan_driver import PlanDriver
+from tests.support.rank_group import Job, Outcome, run_jobs
+from tests.support.reference_model import reference_greedy
+from tests.support.tiny_checkpoints import make_checkpoint
+from tests.support.tiny_runner import load, make_prompts
+
+PROMPTS = make_prompts([1, 5, 33, 70])
+NUM_TOKENS = 16
+# With one key-value head both ranks have it; a bias that follows a sum may be added once only; three layers are odd.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "biased": {"family": "llama", "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "mixtral": {"save_original_format": False},
+    "qwen2_moe": {"decoder_sparse_step": 2},
+}
+SPLITS = {"tensor": {"tensor_parallel_size": 2}, "pipeline": {"pipeline_parallel_size": 2}}
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 1.0, "seed": 3, "max_tokens": 1, "prompt_logprobs": 2},
+    {"temperature": 0.8, "seed": 4, "max_tokens": 1, "top_p": 0.9},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return Path(tmp_path_factory.mktemp("parallel"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, list[list[int]]]:
+    tokens = {}
+    for name, settings in MODELS.items():
+        model = make_checkpoint(folder / name, **{"family": name, **settings})
+        tokens[name] = reference_greedy(PROMPTS, NUM_TOKENS, model)
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, expected: dict[str, list[list[int]]]) -> dict[tuple[str, str], Outcome]:
+    jobs = {
+        (name, split): Job(model=str(folder / name), settings=SPLITS[split], prompts=PROMPTS, max_new_tokens=NUM_TOKENS)
+        for name in expected
+        for split in SPLITS
+    }
+    for split in SPLITS:
+        jobs["sampled", split] = Job(
+            model=str(folder / "llama"),
+            settings=SPLITS[split],
+            prompts=PROMPTS[1:3],
+            max_new_tokens=NUM_TOKENS,
+            sampling=SAMPLING,
+        )
+    jobs["overlapping", "pipeline"] = Job(
+        model=str(folder / "llama"),
+        settings=SPLITS["pipeline"],
+        prompts=PROMPTS[1:3],
+        max_new_tokens=NUM_TOKENS,
+        overlaps=True,
+    )
+    return dict(zip(jobs, run_jobs(folder, list(jobs.values())), strict=True))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens(expected, found, name: str, split: str):
+    assert found[name, split].outputs == expected[name]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_sampled_tokens_and_log_probabilities(folder: Path, found, split: str):
+    alone = PlanDriver(load(folder / "llama"))
+    outputs = alone.generate(PROMPTS[1:3], NUM_TOKENS, [SamplingParams(**values) for values in SAMPLING])
+    assert found["sampled", split].outputs == outputs
+    scores = [logprob for part in alone.prompt_logprobs[0] for logprob in part.logprobs]
+    assert found["sampled", split].prompt_logprobs[0] == pytest.approx(scores, abs=1e-4)
+
+
+def test_a_stage_runs_a_step_while_the_next_one_runs_that_before_it(expected, found):
+    assert found["overlapping", "pipeline"].outputs == expected["llama"][1:3]
