@@ -12,7 +12,6 @@ import pytest
 from tests.support.group_stack import complete, make_tiny, ranks, stream
 from tests.support.serving import serving
 
-
 PROMPTS = ["One", "The quick brown fox", "Hello"]
 
 
