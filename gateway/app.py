@@ -87,6 +87,7 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         metrics=metrics,
         grammar_compiler=GrammarCompiler(model.tokenizer, on_refusal=metrics.grammars_refused.inc),
         threads=ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text"),
+        thread_of_long_texts=ThreadPoolExecutor(1, thread_name_prefix="long-text"),
         responses=_response_store(config),
         background=background,
         batches=_batches(app, config, background),
@@ -153,4 +154,5 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
                 watch.cancel()
         # Batches that have not ended stay as they are.
         await gateway.batches.close()
-    gateway.threads.shutdown(wait=False, cancel_futures=True)
+    for threads in (gateway.threads, gateway.thread_of_long_texts):
+        threads.shutdown(wait=False, cancel_futures=True)

@@ -33,6 +33,8 @@ from pageloom.request_model import RequestModel
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# A tenth of a second, about.
+LONG_BODY_BYTES = 128 * 1024
 BodyT = TypeVar("BodyT", bound=RequestModel)
 
 
@@ -48,6 +50,8 @@ class Gateway:
     metrics: GatewayMetrics
     grammar_compiler: GrammarCompiler
     threads: Executor
+    # One request after the other: to tokenize the largest takes seconds, for which others would find no thread.
+    thread_of_long_texts: Executor
     responses: ResponseStore | SharedResponseStore
     background: BackgroundTasks
     batches: BatchService
@@ -57,13 +61,23 @@ class Gateway:
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
+    async def prepared(self, request: Request, prepare: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for what is done with the texts of a request."""
+        is_long = record_of(request.scope).num_body_bytes > LONG_BODY_BYTES
+        threads = self.thread_of_long_texts if is_long else self.threads
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(prepare, *args, **kwargs))
+
     async def job(
-        self, translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job], body: BodyT, terms: Terms
+        self,
+        request: Request,
+        translate: Callable[[BodyT, Terms, ServedModel, ModelInfo], Job],
+        body: BodyT,
+        terms: Terms,
     ) -> Job:
         """What a request wants of the engine. Raises what `translate` raises, InvalidRequest if its grammar cannot be
         compiled, Overloaded if too many others wait for that, and Unavailable without an engine or if nothing can be
         compiled at all."""
-        job = await self.in_thread(translate, body, terms, self.model, self.engine.require_model())
+        job = await self.prepared(request, translate, body, terms, self.model, self.engine.require_model())
         if job.grammar:
             await self.grammar_compiler.check(job.grammar, param=job.grammar_field)
         return job

@@ -127,7 +127,9 @@ def test_kernels_is_not_a_package():
     importlib.import_module("pageloom_kernels")
 
 
-@pytest.mark.parametrize("module", ["pageloom", "pageloom.cli", "gateway.app", "scheduler_svc.__main__"])
+@pytest.mark.parametrize(
+    "module", ["pageloom", "pageloom.cli", "pageloom.llm.llm", "gateway.app", "scheduler_svc.__main__"]
+)
 def test_torch_stays_out(module: str):
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BodyError
+from gateway.http.middleware import record_of
 from gateway.requests.limits import check_limits
 from gateway.requests.unserved_fields import num_unknown
 from pageloom.config import GatewayConfig
@@ -52,6 +53,7 @@ class JsonRequest(Request):
         if not hasattr(self, "_body"):
             self._require_json()
             self._body = await self._read(self._config.max_body_bytes)
+            record_of(self.scope).num_body_bytes = len(self._body)
         return self._body
 
     async def json(self) -> Any:

@@ -31,6 +31,7 @@ class RequestRecord:
     request_id: str
     started_s: float = field(default_factory=time.monotonic)
     status: int | None = None
+    num_body_bytes: int = 0
     answer_id: str | None = None
     observer: RequestObserver | None = None
 

@@ -32,7 +32,7 @@ _STREAMED = streamed(MessageObject, TypeAdapter(MessageStreamEvent))
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
-    job = await _job(gateway, body, read_terms(request.headers, record_of(request.scope).started_s))
+    job = await _job(gateway, request, body, read_terms(request.headers, record_of(request.scope).started_s))
     encoder = MessageEncoder(body.model, job.num_prompt_tokens)
     if body.stream:
         return EventStreamResponse(gateway, job, encoder.message_id, encoder)
@@ -42,15 +42,15 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ANTHROPIC_ERRORS)
-async def count_tokens(body: CountTokensRequest, gateway: GatewayDependency) -> Response:
+async def count_tokens(body: CountTokensRequest, request: Request, gateway: GatewayDependency) -> Response:
     gateway.model.require_name(body.model)
-    job = await _job(gateway, body, Terms())
+    job = await _job(gateway, request, body, Terms())
     return json_response({"input_tokens": job.num_prompt_tokens})
 
 
-async def _job(gateway: Gateway, body: PromptFields, terms: Terms) -> Job:
+async def _job(gateway: Gateway, request: Request, body: PromptFields, terms: Terms) -> Job:
     with renamed_fields(FIELD_NAMES):
-        job = await gateway.job(_translate, body, terms)
+        job = await gateway.job(request, _translate, body, terms)
     return renamed_job(job, FIELD_NAMES)
 
 

@@ -37,7 +37,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
     terms = read_terms(request.headers, record_of(request.scope).started_s)
-    job = await gateway.job(translate_chat, body, terms)
+    job = await gateway.job(request, translate_chat, body, terms)
     answer_id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

@@ -38,7 +38,7 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
     gateway.model.require_name(body.model)
     gateway.lifecycle.require_accepting()
     terms = read_terms(request.headers, record_of(request.scope).started_s)
-    job = await gateway.job(translate_completion, body, terms)
+    job = await gateway.job(request, translate_completion, body, terms)
     answer_id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

@@ -29,7 +29,9 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: G
     gateway.lifecycle.require_accepting()
     started_s = record_of(request.scope).started_s
     terms = read_terms(request.headers, started_s)
-    job = await gateway.in_thread(translate_embeddings, body, terms, gateway.model, gateway.engine.require_model())
+    job = await gateway.prepared(
+        request, translate_embeddings, body, terms, gateway.model, gateway.engine.require_model()
+    )
     answer_id = f"embd-{uuid.uuid4().hex}"
     observer = RequestObserver(gateway.metrics, started_s, job.num_prompt_tokens, len(job.prompts))
     async with at_engine(gateway, request.scope, request.receive, answer_id, observer):

@@ -48,7 +48,7 @@ async def create_response(body: ResponseRequest, request: Request, gateway: Gate
     terms = read_terms(request.headers, record_of(request.scope).started_s)
     conversation = await _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
-        job = await gateway.job(partial(translate_response, conversation), body, terms)
+        job = await gateway.job(request, partial(translate_response, conversation), body, terms)
     job = renamed_job(job, FIELD_NAMES)
     draft = ResponseDraft(f"resp_{uuid.uuid4().hex}", body)
     encoder = ResponseEncoder(draft, gateway.model.tokenizer, with_logprobs=job.with_logprobs)

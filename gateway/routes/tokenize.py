@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from gateway.http.json_body import JsonRoute
 from gateway.openai.info_schemas import TokenizerInfo
@@ -22,8 +22,8 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize", responses=ERRORS_OF_TEXT)
-async def tokenize(body: TokenizeRequest, gateway: GatewayDependency) -> TokenizeResponse:
-    return await gateway.in_thread(_tokenize, body, gateway.model, gateway.engine.last_known_model)
+async def tokenize(body: TokenizeRequest, request: Request, gateway: GatewayDependency) -> TokenizeResponse:
+    return await gateway.prepared(request, _tokenize, body, gateway.model, gateway.engine.last_known_model)
 
 
 @router.post("/detokenize", responses=ERRORS_OF_TEXT)

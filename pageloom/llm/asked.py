@@ -61,14 +61,13 @@ class Asked:
 def ask_prompts(prompts: Sequence[Prompt], params: Sequence[SamplingParams], model: TextModel) -> list[Asked]:
     """One of each. Raises InvalidRequest."""
     # Most often all prompts share one.
-    samplers: dict[int, sampling_params.SamplingParams] = {}
-    asked = []
+    known: dict[int, Asked] = {}
     for prompt, each in zip(prompts, params, strict=True):
-        if id(each) not in samplers:
-            samplers[id(each)] = _sampler(each, grammar_of(each.form(), model.tokenizer), model)
-        field = constrained_field(each.form())
-        asked.append(Asked(prompt=prompt, params=each, sampler=samplers[id(each)], grammar_field=field))
-    return asked
+        if id(each) not in known:
+            form = each.form()
+            sampler = _sampler(each, grammar_of(form, model.tokenizer), model)
+            known[id(each)] = Asked(prompt=prompt, params=each, sampler=sampler, grammar_field=constrained_field(form))
+    return [replace(known[id(each)], prompt=prompt) for prompt, each in zip(prompts, params, strict=True)]
 
 
 def ask_chat(
@@ -108,7 +107,7 @@ def _ask_chat(
     # A form without place for them begins with the answer's first token.
     thinks = bool(form) or not constrained_field(options)
     if not form or not use.offered:
-        field = constrained_field(options)
+        field = "json_schema" if arguments.get("json_schema") is not None else constrained_field(options)
     return Asked(
         prompt=Prompt(text=text.replace(MARK, ""), token_ids=checked(token_ids, info, "messages")),
         params=params,

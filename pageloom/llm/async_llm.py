@@ -11,7 +11,7 @@ from typing import Self, Unpack
 from rich.console import Console
 
 from pageloom.errors import DuplicateRequest
-from pageloom.llm import asking
+from pageloom.llm import arguments as args
 from pageloom.llm.answer import Answer
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts
 from pageloom.llm.engine import Engine
@@ -20,7 +20,7 @@ from pageloom.llm.held import Held
 from pageloom.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from pageloom.llm.pooling import pool_all
 from pageloom.llm.prompts import PromptType, read_prompt
-from pageloom.llm.sampling_params import RequestOutputKind, SamplingParams
+from pageloom.llm.sampling_params import SamplingParams
 from pageloom.llm.tokenizer_view import TokenizerView
 from pageloom.terminal import LoadingBar
 
@@ -71,7 +71,7 @@ class AsyncLLM:
         Raises what `LLM.generate` raises, and DuplicateRequest while another request has this id.
         """
         engine = self._running
-        params = sampling_params or asking.default_sampling_params(engine)
+        params = sampling_params or args.default_sampling_params(engine)
         read = await asyncio.to_thread(read_prompt, prompt, engine.model.tokenizer, engine.info)
         (asked,) = await asyncio.to_thread(ask_prompts, [read], [params], engine.model)
         async with aclosing(self._answer(engine, asked, request_id, priority)) as outputs:
@@ -90,7 +90,7 @@ class AsyncLLM:
         """The same for a conversation, with the arguments of `LLM.chat`."""
         engine = self._running
         check_names("chat", arguments, ChatArguments)
-        params = sampling_params or asking.default_sampling_params(engine)
+        params = sampling_params or args.default_sampling_params(engine)
         asked = await asyncio.to_thread(ask_chat, messages, params, arguments, engine.model, engine.info)
         async with aclosing(self._answer(engine, asked, request_id, priority)) as outputs:
             async for output in outputs:
@@ -107,8 +107,7 @@ class AsyncLLM:
         try:
             async with aclosing(engine.answer(question, answer)) as growing:
                 async for output in growing:
-                    if output.finished or asked.params.output_kind is not RequestOutputKind.FINAL_ONLY:
-                        yield output
+                    yield output
         finally:
             del self._answers[question.request_id]
 
@@ -137,7 +136,7 @@ class AsyncLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with what the model's generation_config.json says; the caller may change them."""
-        return asking.default_sampling_params(self._running)
+        return args.default_sampling_params(self._running)
 
     @property
     def _running(self) -> Engine:

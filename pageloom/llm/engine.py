@@ -20,6 +20,7 @@ from pageloom.llm.asked import Asked
 from pageloom.llm.batch import Batch
 from pageloom.llm.outputs import RequestOutput
 from pageloom.llm.prompts import Prompt
+from pageloom.llm.sampling_params import RequestOutputKind
 from pageloom.local_stack import LocalStack, StackConfig
 from pageloom.model_files import locate_model
 from pageloom.plan import ModelInfo
@@ -139,7 +140,9 @@ class Engine:
             return await Batch(self.client, self.model.tokenizer, questions, on_answer).run()
 
     async def answer(self, question: Question, answer: Answer) -> AsyncGenerator[RequestOutput]:
-        """The answer as it grows; closing the generator cancels what still runs."""
+        """The answer as it grows, or its end alone if that is all that counts; closing the generator cancels what still
+        runs."""
+        only_end = question.params.output_kind is RequestOutputKind.FINAL_ONLY
         async with self.failing():
             stream = self.client.start(question.request)
             try:
@@ -148,7 +151,8 @@ class Engine:
                     if answer.stopped:
                         stream.cancel(tuple(answer.stopped))
                         answer.stopped.clear()
-                    yield answer.output()
+                    if answer.finished or not only_end:
+                        yield answer.output()
             finally:
                 stream.leave()
 

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from pageloom.batch_progress import BatchProgress
 from pageloom.errors import InvalidConfig, InvalidRequest
-from pageloom.llm import asking, outputs
+from pageloom.llm import arguments as args
+from pageloom.llm import outputs
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts, listed_chats
 from pageloom.llm.engine import Engine
 from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
@@ -82,8 +83,8 @@ class LLM:
         prompt that leaves no room for a token; EngineError if the engine has failed.
         """
         engine = self._running
-        read = asking.read_prompts(engine, prompts)
-        params = asking.one_each(engine, len(read), sampling_params)
+        read = args.read_prompts(engine, prompts)
+        params = args.one_each(engine, len(read), sampling_params)
         return self._answer(ask_prompts(read, params, engine.model), priority, use_tqdm=use_tqdm)
 
     def chat(
@@ -104,7 +105,7 @@ class LLM:
         engine = self._running
         check_names("chat", arguments, ChatArguments)
         chats = listed_chats(messages)
-        params = asking.one_each(engine, len(chats), sampling_params)
+        params = args.one_each(engine, len(chats), sampling_params)
         asked = [
             ask_chat(chat, each, arguments, engine.model, engine.info) for chat, each in zip(chats, params, strict=True)
         ]
@@ -121,7 +122,7 @@ class LLM:
                 num_cached_tokens=each.num_cached_tokens,
                 outputs=outputs.EmbeddingOutput(embedding=(each.unit_vector if normalize else each.vector).tolist()),
             )
-            for each in self._pool(asking.read_prompts(self._running, prompts), use_tqdm)
+            for each in self._pool(args.read_prompts(self._running, prompts), use_tqdm)
         ]
 
     def encode(
@@ -137,7 +138,7 @@ class LLM:
                 num_cached_tokens=each.num_cached_tokens,
                 outputs=outputs.PoolingOutput(data=each.vector),
             )
-            for each in self._pool(asking.read_prompts(self._running, prompts), use_tqdm)
+            for each in self._pool(args.read_prompts(self._running, prompts), use_tqdm)
         ]
 
     def score(
@@ -149,8 +150,8 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """How alike the prompts of each pair are: the cosine of their embeddings. One prompt in `data_1` is compared
         with each in `data_2`; otherwise there must be as many in both. Raises InvalidRequest if there are not."""
-        first = asking.read_prompts(self._running, data_1, "data_1")
-        second = asking.read_prompts(self._running, data_2, "data_2")
+        first = args.read_prompts(self._running, data_1, "data_1")
+        second = args.read_prompts(self._running, data_2, "data_2")
         if len(first) not in (1, len(second)):
             raise InvalidRequest(
                 f"data_1 has {len(first)} prompts for {len(second)} in data_2; give one, or one each", param="data_1"
@@ -171,7 +172,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with what the model's generation_config.json says; the caller may change them."""
-        return asking.default_sampling_params(self._running)
+        return args.default_sampling_params(self._running)
 
     def get_metrics(self) -> list[Metric]:
         """What scheduler and workers count and time: Counter, Gauge or Histogram, with the names of docs/http.md.
@@ -206,10 +207,10 @@ class LLM:
         self, asked: Sequence[Asked], priority: int | Sequence[int] | None, *, use_tqdm: bool
     ) -> list[RequestOutput]:
         engine = self._running
-        priorities = asking.priority_each(len(asked), priority)
+        priorities = args.priority_each(len(asked), priority)
 
         async def answer(count: Callable[[int], object]) -> list[RequestOutput]:
-            questions = await asking.ask_each(engine, asked, priorities)
+            questions = await args.ask_each(engine, asked, priorities)
             return await engine.answer_all(questions, lambda output: count(_num_tokens(output)))
 
         with _counting(len(asked), use_tqdm) as count:

@@ -44,7 +44,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """`arguments` is JSON text as the model wrote it: cut short if the answer was."""
+    """`arguments` is JSON text as the model wrote it, of a custom tool its input: cut short if the answer was."""
 
     id: str
     name: str

@@ -184,6 +184,23 @@ async def test_only_so_much_of_a_text_is_tokenized_to_cut_it(gateway: GatewaySer
     assert f"at most {MAX_CUT_CHARS} are tokenized" in answer.json()["error"]["message"]
 
 
+async def test_long_texts_do_not_hold_up_short_ones(gateway: GatewayServer):
+    gateway.engine.script = says(gateway.encode("x"))
+    ended: list[str] = []
+
+    async def ask(name: str, prompt: str) -> None:
+        assert (await gateway.complete(prompt=prompt, truncate_prompt_tokens=4)).status_code == 200
+        ended.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(ask("long", "word " * (MAX_CUT_CHARS // 5)))
+        # Until they are with their threads.
+        await asyncio.sleep(0.2)
+        group.create_task(ask("short", "Hi"))
+    assert ended.index("short") <= 1, "the first long one may have ended by then"
+
+
 async def test_wrong_items_are_told_once(gateway: GatewayServer):
     wrong: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": [{}] * 16_000}]},

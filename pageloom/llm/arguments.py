@@ -1,4 +1,4 @@
-"""Prompts and parameters as programs give them -> questions for the engine."""
+"""Arguments as programs give them, one for all prompts or one for each -> one for each, and the engine's questions."""
 
 from __future__ import annotations
 
