@@ -14,6 +14,8 @@ from enum import Enum, StrEnum
 from typing import Any, Self
 
 from pageloom.errors import InvalidConfig
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
+from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS, GrammarLimits
 from pageloom.plan import MAX_NUM_DRAFT_TOKENS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
@@ -153,6 +155,8 @@ class GatewayConfig(ServiceConfig):
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     limits: RequestLimits = field(default_factory=RequestLimits)
+    form_limits: FormLimits = DEFAULT_FORM_LIMITS
+    grammar_limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS
     shares_port: bool = False
     shared_dir: str | None = None
     max_stored_responses: int = DEFAULT_MAX_STORED_RESPONSES
@@ -174,7 +178,12 @@ class GatewayConfig(ServiceConfig):
     @classmethod
     def from_json(cls, text: str) -> Self:
         values = _with_tuples(json.loads(text))
-        return cls(**{**values, "limits": RequestLimits(**values["limits"])})
+        limits = {
+            "limits": RequestLimits(**values["limits"]),
+            "form_limits": FormLimits(**values["form_limits"]),
+            "grammar_limits": GrammarLimits(**values["grammar_limits"]),
+        }
+        return cls(**{**values, **limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +259,7 @@ class WorkerConfig(ServiceConfig):
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     num_threads: int | None = None
     grammar_cache_bytes: int = DEFAULT_GRAMMAR_CACHE_BYTES
+    grammar_limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     nnodes: int = 1
@@ -330,6 +340,11 @@ class WorkerConfig(ServiceConfig):
             raise InvalidConfig(
                 "--speculative-method and --speculative-model need a model; with --simulate nothing can be guessed"
             )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = _with_tuples(json.loads(text))
+        return cls(**{**values, "grammar_limits": GrammarLimits(**values["grammar_limits"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
