@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from pageloom.config import GatewayConfig
 from pageloom.errors import ModelNotFound
@@ -36,7 +36,7 @@ def load_served_model(config: GatewayConfig) -> ServedModel:
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    text = load_text_model(files, options)
+    text = replace(load_text_model(files, options), form_limits=config.form_limits)
     return ServedModel(
         names=config.served_model_names or (files.name,),
         root=files.name,

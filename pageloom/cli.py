@@ -15,11 +15,14 @@ from pageloom import options as opt
 from pageloom.batch_options import takes_batch_options
 from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
+from pageloom.form_limits import FormLimits
+from pageloom.grammar_limits import GrammarLimits
 from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
 from pageloom.option_names import settings_of
 from pageloom.parallel_options import takes_parallel_options
 from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.request_limits import RequestLimits
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
 from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
@@ -61,7 +64,7 @@ def root(
 
 
 @app.command()
-@opt.takes_request_limits
+@opt.takes_limits(RequestLimits, FormLimits, GrammarLimits)
 @takes_batch_options
 @takes_parallel_options
 def serve(
@@ -149,6 +152,7 @@ def scheduler(
 
 
 @app.command()
+@opt.takes_limits(GrammarLimits)
 @takes_parallel_options
 def worker(
     context: typer.Context,
@@ -185,11 +189,12 @@ def worker(
     """Run one worker, which loads MODEL and attaches to a scheduler."""
     # Unique at the scheduler, wherever its workers run; in a container the host name is the container's.
     worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
-    _become("worker_svc", settings_of(WorkerConfig, context.params, worker_id=worker_id))
+    limits = opt.limits_of(GrammarLimits, context.params)
+    _become("worker_svc", settings_of(WorkerConfig, context.params, worker_id=worker_id, grammar_limits=limits))
 
 
 @app.command()
-@opt.takes_request_limits
+@opt.takes_limits(RequestLimits, FormLimits, GrammarLimits)
 @takes_batch_options
 def gateway(
     context: typer.Context,
@@ -327,7 +332,12 @@ def _stack_config(params: Mapping[str, Any]) -> StackConfig:
     )
     return StackConfig(
         scheduler=scheduler_config,
-        worker=settings_of(WorkerConfig, params, metrics_port=params["worker_metrics_port"]),
+        worker=settings_of(
+            WorkerConfig,
+            params,
+            metrics_port=params["worker_metrics_port"],
+            grammar_limits=opt.limits_of(GrammarLimits, params),
+        ),
         gateway=_gateway_config(params),
         num_workers=params["data_parallel_size"],
         num_gateways=params["api_server_count"],
@@ -340,7 +350,9 @@ def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
         params,
         served_model_names=_names(params),
         allowed_origins=tuple(params["allowed_origins"] or ()),
-        limits=opt.request_limits(params),
+        limits=opt.limits_of(RequestLimits, params),
+        form_limits=opt.limits_of(FormLimits, params),
+        grammar_limits=opt.limits_of(GrammarLimits, params),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pageloom.request_limits import default_limit
+from pageloom.request_limits import RequestLimits
 
+_DEFAULTS = RequestLimits()
 # Of JSON within a string of a body, such as a schema.
 MAX_INNER_DEPTH = 64
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -13,8 +14,8 @@ _BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 def excess_of(
     body: bytes,
     max_depth: int = MAX_INNER_DEPTH,
-    max_containers: int = default_limit("max_json_containers"),
-    max_strings: int = default_limit("max_json_strings"),
+    max_containers: int = _DEFAULTS.max_json_containers,
+    max_strings: int = _DEFAULTS.max_json_strings,
 ) -> str | None:
     """What the body has too much of. Each step is one pass of C code over the body, or over what is left of it; the
     depth is found by removing the innermost brackets once per level."""

@@ -12,9 +12,10 @@ from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
-from pageloom.config import MAX_PORT, GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
+from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.service_process import ServiceProcess
+from pageloom.setting_checks import MAX_PORT
 from pageloom.status import Failed, GatewayReady, Loading, Ready, SchedulerReady, WorkerReady
 
 # What a service gets beyond its own drain timeout to close its streams and exit.
@@ -104,7 +105,7 @@ class LocalStack:
     """Starts the processes on entry, stops them in order on exit: the gateway first, so that its
     streams can end, then the scheduler, which sends the workers away, then these, all at once: one left for last
     would dial the scheduler that is gone. If `drain` is set to False before that, nothing waits for running
-    requests: their clients are told that they end."""
+    requests: the workers leave first, and clients are told that their requests end."""
 
     def __init__(self, config: StackConfig, on_loading: Callable[[Loading], None]) -> None:
         self.drain = True
@@ -253,11 +254,10 @@ class LocalStack:
 
     def _stop_order(self) -> list[tuple[list[str], float]]:
         gateway = self._config.gateway
-        return [
-            (self._gateway_names(), 0.0 if gateway is None else gateway.drain_timeout_s),
-            (["scheduler"], self._config.scheduler.drain_timeout_s),
-            (self._worker_names(), 0.0),
-        ]
+        gateways = self._gateway_names(), 0.0 if gateway is None else gateway.drain_timeout_s
+        scheduler = ["scheduler"], self._config.scheduler.drain_timeout_s
+        workers = self._worker_names(), 0.0
+        return [gateways, scheduler, workers] if self.drain else [gateways, workers, scheduler]
 
 
 def _require_free(host: str, port: int) -> None:

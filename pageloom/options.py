@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -23,16 +23,17 @@ from pageloom.config import (
     PoolingChoice,
     Quantization,
     SpeculativeMethod,
-    flag_name,
 )
 from pageloom.hardware_profiles import GPUS, MODELS
+from pageloom.limit_fields import described_limits
 from pageloom.policies import Placement, SchedulingPolicy
-from pageloom.request_limits import RequestLimits, described_limits
+from pageloom.setting_checks import flag_name
 from pageloom.simulation_config import Allocator, KvPolicy
 
 _SUFFIXES = {
     "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
 }  # fmt: skip
+LimitsT = TypeVar("LimitsT")
 _ADDRESS = re.compile(r"unix:.+|.+:\d+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
@@ -362,13 +363,14 @@ Recording = Annotated[str, typer.Argument(help="File that `--record` wrote.", me
 Until = Annotated[int | None, option("--until", "Stop after so many plans. Default: at the end.", min=1)]
 
 
-def takes_request_limits(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each of `RequestLimits` besides its own; their values are in its context."""
+def takes_limits(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command with an option for each limit of some classes besides its own; their values are in its context."""
     limits = [
         (limit.name, Annotated[int, option(flag_name(limit.name), limit.what)], limit.default)
-        for limit in described_limits()
+        for kind in kinds
+        for limit in described_limits(kind)
     ]
-    return with_options(command, limits)
+    return lambda command: with_options(command, limits)
 
 
 def with_options(command: Callable[..., None], added: Iterable[tuple[str, Any, object]]) -> Callable[..., None]:
@@ -388,6 +390,6 @@ def with_options(command: Callable[..., None], added: Iterable[tuple[str, Any, o
     return run
 
 
-def request_limits(params: Mapping[str, Any]) -> RequestLimits:
+def limits_of(kind: type[LimitsT], params: Mapping[str, Any]) -> LimitsT:
     """Raises InvalidConfig, naming the flag."""
-    return RequestLimits(**{limit.name: params[limit.name] for limit in described_limits()})
+    return kind(**{limit.name: params[limit.name] for limit in described_limits(kind)})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pageloom.chat_template import ChatTemplate, load_chat_template, load_tool_use_template
 from pageloom.errors import InvalidConfig
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.model_files import ModelFiles
 from pageloom.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
 from pageloom.parsing.tool_formats import GENERIC_JSON, TOOL_FORMATS, ToolFormat, detect_tool_format
@@ -18,7 +19,7 @@ from pageloom.tokenizer import Tokenizer, load_tokenizer
 class TextModel:
     """`defaults` hold for what a request leaves out; `defaults_source` says for people where they come from.
     `tool_format` and `reasoning_format` are how it writes calls and thinking; the latter is None if it does not
-    think."""
+    think. `form_limits` bound what forms of its answers may be asked for."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
@@ -27,6 +28,7 @@ class TextModel:
     tool_format: ToolFormat = GENERIC_JSON
     reasoning_format: ReasoningFormat | None = None
     tool_use_template: ChatTemplate | None = None
+    form_limits: FormLimits = DEFAULT_FORM_LIMITS
 
     def template_for(self, with_tools: bool) -> ChatTemplate | None:
         """Some models have a template of its own for requests with tools."""

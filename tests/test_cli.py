@@ -13,6 +13,7 @@ from pageloom import __version__
 from pageloom.cli import app
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig
+from pageloom.form_limits import FormLimits
 from pageloom.options import parse_size
 from pageloom.request_limits import RequestLimits
 
@@ -133,11 +134,13 @@ def test_options_reach_the_service(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PAGELOOM_PRIORITY_AGEING", "7.5")
     run(app, ["scheduler", "--uds", "/run/s.sock", "--max-steps-in-flight", "1", "--scheduling-policy", "fcfs",
               "--placement", "round-robin"])  # fmt: skip
-    run(app, ["worker", "--scheduler", "unix:/run/s.sock", "--shutdown-timeout", "3"])
+    run(app, ["worker", "--scheduler", "unix:/run/s.sock", "--shutdown-timeout", "3", "--max-grammar-states", "77",
+              "--grammar-cache-bytes", "8MiB"])  # fmt: skip
     scheduler, worker = SchedulerConfig.from_json(settings[0]), WorkerConfig.from_json(settings[1])
     assert (scheduler.socket_path, scheduler.max_num_steps_in_flight) == ("/run/s.sock", 1)
     assert (scheduler.scheduling_policy, scheduler.placement) == ("fcfs", "round-robin")
     assert scheduler.priority_ageing_s == 7.5
+    assert (worker.grammar_limits.max_grammar_states, worker.grammar_cache_bytes) == (77, 2**23)
     assert (worker.scheduler_address, worker.drain_timeout_s) == ("unix:/run/s.sock", 3.0)
 
 
@@ -146,9 +149,10 @@ def test_the_gateways_settings_reach_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.execve", lambda _path, arguments, _environment: settings.append(arguments[-1]))
     monkeypatch.setenv("PAGELOOM_MAX_PROMPTS", "7")
     monkeypatch.setenv("PAGELOOM_ALLOWED_ORIGINS", "https://a.example https://b.example:8443")
-    run(app, ["gateway", "--max-stop-strings", "4", "--generation-config", "vllm"])
+    run(app, ["gateway", "--max-stop-strings", "4", "--generation-config", "vllm", "--max-choice-texts", "9"])
     gateway = GatewayConfig.from_json(settings[0])
     assert gateway.limits == RequestLimits(max_prompts=7, max_stop_strings=4)
+    assert gateway.form_limits == FormLimits(max_choice_texts=9)
     assert gateway.allowed_origins == ("https://a.example", "https://b.example:8443")
     assert gateway.generation_config == "vllm"
 

@@ -15,7 +15,7 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 from numpy.typing import NDArray
 
 from pageloom.errors import InvalidRequest, ModelLoadError
-from pageloom.grammar_limits import GRAMMAR_LIMITS
+from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS, GrammarLimits
 from pageloom.model_files import ModelFiles
 from pageloom.tokenizer import Tokenizer, load_tokenizer
 from worker_svc.grammar_cache import GrammarCache
@@ -62,10 +62,17 @@ class Grammars:
     """The grammars of one model. Compiled ones are kept, up to `cache_bytes`. All of it belongs to the thread that runs
     steps but `prepare`, which is for one thread beside it: a compilation lets others run."""
 
-    def __init__(self, vocabulary: Vocabulary, *, num_threads: int, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        num_threads: int,
+        cache_bytes: int,
+        limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS,
+    ) -> None:
         self._vocabulary = vocabulary
         self._executor = LLExecutor(num_threads)
-        self._limits = LLParserLimits(**GRAMMAR_LIMITS)
+        self._limits = LLParserLimits(**limits.of_parser)
         self._compiled: GrammarCache[LLMatcher] = GrammarCache(cache_bytes)
         # What the preparing thread has handed over, and will not compile again: about what is in `_compiled`.
         self._handed_over: GrammarCache[bool] = GrammarCache(cache_bytes)
@@ -164,7 +171,13 @@ class Match:
 
 
 def open_grammars(
-    files: ModelFiles, *, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int, cache_bytes: int
+    files: ModelFiles,
+    *,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    num_threads: int,
+    cache_bytes: int,
+    limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS,
 ) -> Grammars | None:
     """For a model whose logits are `vocab_size` wide. None, with the reason in the log, if it has no tokenizer, or no
     token that ends a text."""
@@ -177,7 +190,7 @@ def open_grammars(
         log.warning("no grammars: the model's tokenizer cannot be read", reason=str(error))
         return None
     vocabulary = Vocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    return Grammars(vocabulary, num_threads=num_threads, cache_bytes=cache_bytes)
+    return Grammars(vocabulary, num_threads=num_threads, cache_bytes=cache_bytes, limits=limits)
 
 
 def _message(matcher: LLMatcher) -> str:

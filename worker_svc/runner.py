@@ -77,6 +77,7 @@ def load_runner(config: WorkerConfig, progress: Progress, group: Group | None = 
             eos_token_ids=eos_token_ids,
             num_threads=num_threads,
             cache_bytes=config.grammar_cache_bytes,
+            limits=config.grammar_limits,
         )
         part = load_part(config, files, checkpoint, progress, group)
         grammars = opening.result()

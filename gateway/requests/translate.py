@@ -168,7 +168,7 @@ def _sampling(body: GenerationRequest, model: ServedModel, *, logprobs: int | No
         logprobs=logprobs,
         # OpenAI's seeds are signed; only their bits matter.
         seed=None if body.seed is None else body.seed % 2**64,
-        grammar=grammar_of(body, model.tokenizer),
+        grammar=grammar_of(body, model.tokenizer, model.form_limits),
     )
 
 

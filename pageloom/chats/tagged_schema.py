@@ -9,6 +9,7 @@ from typing import Any
 from pageloom.chats.offered_tools import OfferedTool
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import JsonStyle
 from pageloom.parsing.tagged_arguments import is_text
 
 # What says nothing of single arguments, or is looked at here.
@@ -31,7 +32,7 @@ class TaggedArgument:
     schema: str = ""
 
 
-def tagged_arguments(tool: OfferedTool) -> Iterator[TaggedArgument]:
+def tagged_arguments(tool: OfferedTool, style: JsonStyle) -> Iterator[TaggedArgument]:
     """In the order of the schema. Raises InvalidRequest if the schema cannot be followed, which for a tool that is not
     strict only lets an argument be any text."""
     schema, field = tool.parameters, tool.schema_field
@@ -46,17 +47,23 @@ def tagged_arguments(tool: OfferedTool) -> Iterator[TaggedArgument]:
         raise InvalidRequest(f"{field} must have properties as an object and required as a list", param=field)
     definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
     for name, inner in properties.items():
-        yield _argument(tool, name, inner, definitions, is_required=name in required)
+        yield _argument(tool, name, inner, definitions, style, is_required=name in required)
 
 
 def _argument(
-    tool: OfferedTool, name: str, schema: object, definitions: Mapping[str, Any], *, is_required: bool
+    tool: OfferedTool,
+    name: str,
+    schema: object,
+    definitions: Mapping[str, Any],
+    style: JsonStyle,
+    *,
+    is_required: bool,
 ) -> TaggedArgument:
     pointer = f"/properties/{name.replace('~', '~0').replace('/', '~1')}"
     if not is_text(schema):
         try:
             inner = {**definitions, **schema} if isinstance(schema, dict) else schema
-            followed = grammars.inline_json_schema(inner, param=tool.schema_field)
+            followed = grammars.inline_json_schema(inner, param=tool.schema_field, style=style)
             return TaggedArgument(name=name, is_required=is_required, schema=followed)
         except InvalidRequest:
             if tool.strict:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pageloom.chats.offered_tools import OfferedTool
 from pageloom.chats.tagged_schema import tagged_arguments
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import JsonStyle
 from pageloom.grammars.lark_text import lark_literals, lark_string
 from pageloom.parsing.reasoning import ReasoningFormat
 from pageloom.parsing.tagged_arguments import around_value
@@ -22,10 +24,15 @@ _CALL_NUMBER = "/[0-9]{1,2}/"
 
 class AnswerGrammar:
     """Writes Lark for one request. `special_tokens` are the model's, with their ids; in a grammar they are not their
-    letters. `may_think` are the marks of thinking; `thinks` if the answer begins inside."""
+    letters. `may_think` are the marks of thinking; `thinks` if the answer begins inside. `style` is that of
+    arguments."""
 
-    def __init__(self, special_tokens: Mapping[str, int], may_think: ReasoningFormat | None, *, thinks: bool) -> None:
+    def __init__(
+        self, special_tokens: Mapping[str, int], may_think: ReasoningFormat | None, style: JsonStyle, *, thinks: bool
+    ) -> None:
         self._special_tokens = special_tokens
+        # A function has no parameters but those that it lists, and small models make some up.
+        self._style = replace(style, closed_objects=True)
         self._thinking = "" if may_think is None else self._thought(may_think, thinks)
 
     def calls(self, tool_format: ToolFormat, tools: Sequence[OfferedTool], *, single: bool) -> str:
@@ -75,7 +82,7 @@ class AnswerGrammar:
         for index, tool in enumerate(tools):
             begin = f" {_CALL_NUMBER} ".join(map(self._literals, (before + tool.name + middle).split("{id}")))
             arguments, more_rules = (
-                self._tagged(tool, index) if tool_format.tagged else (f"%json {_arguments(tool)}", [])
+                self._tagged(tool, index) if tool_format.tagged else (f"%json {_arguments(tool, self._style)}", [])
             )
             rules += [f"call_{index}: {begin} {arguments} {self._literals(after)}", *more_rules]
         return rules
@@ -83,7 +90,7 @@ class AnswerGrammar:
     def _tagged(self, tool: OfferedTool, index: int) -> tuple[str, list[str]]:
         """Arguments with a tag for each, in the order of the schema, and the rules that they need."""
         values, rules = [], []
-        for number, argument in enumerate(tagged_arguments(tool)):
+        for number, argument in enumerate(tagged_arguments(tool, self._style)):
             name = f"value_{index}_{number}"
             begin, end = map(self._literals, around_value(argument.name))
             if argument.texts is not None:
@@ -117,15 +124,15 @@ class AnswerGrammar:
         return lark_literals(text, self._special_tokens)
 
 
-def _arguments(tool: OfferedTool) -> str:
+def _arguments(tool: OfferedTool, style: JsonStyle) -> str:
     """The schema of its arguments, for behind %json. If it need not be strict and cannot be followed, they are any
     object. Raises InvalidRequest."""
     schema, param = tool.parameters, tool.schema_field
     if schema.get("type", "object") != "object":
         raise InvalidRequest(f"{param} must be the schema of an object", param=param)
     try:
-        return grammars.inline_json_schema({**schema, "type": "object"}, param=param)
+        return grammars.inline_json_schema({**schema, "type": "object"}, param=param, style=style)
     except InvalidRequest:
         if tool.strict:
             raise
-        return grammars.inline_json_schema({"type": "object"}, param=param)
+        return grammars.inline_json_schema({"type": "object"}, param=param, style=style)

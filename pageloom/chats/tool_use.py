@@ -17,6 +17,7 @@ from pageloom.chats.schemas import (
 from pageloom.chats.tool_grammar import AnswerGrammar
 from pageloom.errors import InvalidRequest
 from pageloom.grammars import grammar as grammars
+from pageloom.grammars.grammar import JsonStyle
 from pageloom.grammars.structured_outputs import constrained_field
 from pageloom.parsing.message_parser import MessageFormat
 from pageloom.text_model import TextModel
@@ -86,11 +87,13 @@ def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: s
     and the thinking ask for nothing beyond the form that the request wants. Raises InvalidRequest if a schema cannot be
     followed, or that form leaves no place for calls."""
     reasoning = model.reasoning_format
-    form = AnswerGrammar(model.tokenizer.special_ids_by_text, reasoning, thinks=_is_open(body, model, prompt))
+    style = JsonStyle(limits=model.form_limits)
+    thinks = _is_open(body, model, prompt)
+    form = AnswerGrammar(model.tokenizer.special_ids_by_text, reasoning, style, thinks=thinks)
     tools = use.callable
     if use.is_required:
         return form.calls(model.tool_format, tools, single=use.single)
-    schema = _json_schema(body)
+    schema = _json_schema(body, style)
     if tools and schema:
         return form.calls_or_json(model.tool_format, tools, schema, single=use.single)
     if tools and constrained_field(body):
@@ -102,13 +105,13 @@ def form_with_parts(use: ToolUse, body: ChatOptions, model: TextModel, prompt: s
     return form.json(schema) if schema and reasoning is not None else ""
 
 
-def _json_schema(body: ChatOptions) -> str:
+def _json_schema(body: ChatOptions, style: JsonStyle) -> str:
     """That response_format asks for, for behind %json; empty if it does not."""
     wanted = body.response_format
     if wanted is None or wanted.type not in ("json_object", "json_schema"):
         return ""
     schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
-    return grammars.inline_json_schema(schema, param="response_format.json_schema.schema")
+    return grammars.inline_json_schema(schema, param="response_format.json_schema.schema", style=style)
 
 
 def _is_open(body: ChatOptions, model: TextModel, prompt: str) -> bool:

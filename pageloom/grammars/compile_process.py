@@ -14,11 +14,8 @@ from typing import BinaryIO
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from pageloom.grammar_limits import GRAMMAR_LIMITS
 from pageloom.grammars.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 
-# Above what the process has once the vocabulary is loaded.
-MAX_COMPILE_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 500
 LONGEST_TOKEN_BYTES = 16
 _STOP_REASONS = {
@@ -55,9 +52,9 @@ class Vocabulary:
         return token_ids
 
 
-def find_error(grammar: str, tokenizer: LLTokenizer) -> str:
+def find_error(grammar: str, tokenizer: LLTokenizer, limits: LLParserLimits) -> str:
     """What is wrong with the grammar; empty if it compiles and a text can begin, or be empty."""
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**GRAMMAR_LIMITS))
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         return _explained(matcher.get_error())
     mask = matcher.compute_bitmask()
@@ -75,30 +72,32 @@ def _explained(message: str) -> str:
     return " ".join(line for line in lines if line and not _EXCERPT.fullmatch(line))[:MAX_MESSAGE_CHARS]
 
 
-def main(source: BinaryIO, sink: BinaryIO, max_compile_s: float) -> None:
+def main(source: BinaryIO, sink: BinaryIO) -> None:
     first = _read_frame(source)
     if first is None:
         return
-    vocabulary = orjson.loads(first)
-    tokens = [spelling.encode("latin-1") for spelling in vocabulary["tokens"]]
-    tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special_token_ids"])))
-    _limit_memory()
+    settings = orjson.loads(first)
+    tokens = [spelling.encode("latin-1") for spelling in settings["tokens"]]
+    tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(tokens, settings["special_token_ids"])))
+    limits = LLParserLimits(**settings["limits"])
+    _limit_memory(settings["max_compile_bytes"])
     _be_quiet()
     sink.write(encode_frame(b""))
     sink.flush()
     while (grammar := _read_frame(source)) is not None:
         # The parent kills a compilation that takes too long; this is for one that outlives the parent.
-        signal.setitimer(signal.ITIMER_REAL, 2 * max_compile_s)
-        error = find_error(grammar.decode(), tokenizer)
+        signal.setitimer(signal.ITIMER_REAL, 2 * settings["max_compile_s"])
+        error = find_error(grammar.decode(), tokenizer, limits)
         signal.setitimer(signal.ITIMER_REAL, 0)
         sink.write(encode_frame(error.encode()))
         sink.flush()
 
 
-def _limit_memory() -> None:
+def _limit_memory(max_compile_bytes: int) -> None:
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_COMPILE_BYTES, used + MAX_COMPILE_BYTES))
+    most = used + max_compile_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -115,4 +114,4 @@ def _read_frame(source: BinaryIO) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))
+    main(sys.stdin.buffer, sys.stdout.buffer)

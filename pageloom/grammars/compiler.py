@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from pageloom.errors import InvalidRequest, Overloaded
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
+from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS, GrammarLimits
 from pageloom.grammars.grammar_process import GrammarProcess, ProcessLost
 from pageloom.tokenizer import Tokenizer
 
-# A client has its refusal within 5 s.
-MAX_COMPILE_S = 4
 MAX_WAIT_S = 5.0
 # A grammar that takes its time keeps one process busy; the others stay free for those that take a millisecond.
 MAX_PROCESSES, MAX_IDLE_PROCESSES = 4, 1
@@ -29,8 +29,17 @@ class GrammarCompiler:
     """Owned by the event loop. Use as async context manager, whose end ends what runs; the first process starts when
     the first grammar comes. `on_refusal` is called for each grammar that is refused."""
 
-    def __init__(self, tokenizer: Tokenizer, *, on_refusal: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        form_limits: FormLimits = DEFAULT_FORM_LIMITS,
+        grammar_limits: GrammarLimits = DEFAULT_GRAMMAR_LIMITS,
+        on_refusal: Callable[[], None] = lambda: None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._form_limits = form_limits
+        self._grammar_limits = grammar_limits
         self._on_refusal = on_refusal
         self._places = asyncio.Semaphore(MAX_PROCESSES)
         self._idle: list[GrammarProcess] = []
@@ -107,9 +116,9 @@ class GrammarCompiler:
         """A process that somebody kills says nothing of its grammar, so another one is asked, once. Only what a process
         has said is remembered: the rest may be the fault of a machine that had much to do."""
         loop = asyncio.get_running_loop()
-        left_s = float(MAX_COMPILE_S)
+        left_s = float(self._form_limits.max_grammar_compile_s)
         for may_be_lost in (True, False):
-            process = await self._idle_one() or await GrammarProcess.start(self._tokenizer, MAX_COMPILE_S)
+            process = await self._idle_one() or await self._start()
             started_s = loop.time()
             try:
                 async with asyncio.timeout(left_s):
@@ -128,7 +137,10 @@ class GrammarCompiler:
                 self._keep(key, verdict)
                 self._put_back(process, leaving)
                 return verdict
-        return f"compiling it takes longer than {MAX_COMPILE_S} s"
+        return f"compiling it takes longer than {self._form_limits.max_grammar_compile_s} s"
+
+    async def _start(self) -> GrammarProcess:
+        return await GrammarProcess.start(self._tokenizer, self._form_limits, self._grammar_limits)
 
     async def _idle_one(self) -> GrammarProcess | None:
         while self._idle:

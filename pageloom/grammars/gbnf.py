@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pageloom.errors import InvalidRequest
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.grammars.lark_text import lark_string
 
-MAX_RULES = 5000
 _ROOT = "root"
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -46,9 +46,9 @@ def is_gbnf(text: str) -> bool:
     return "::=" in text and not _IS_LARK.search(text)
 
 
-def to_lark(text: str, *, param: str) -> str:
+def to_lark(text: str, *, param: str, limits: FormLimits = DEFAULT_FORM_LIMITS) -> str:
     """Raises InvalidRequest, with the line that is not understood, or the name of a rule that is missing."""
-    rules = _rules(text, param)
+    rules = _rules(text, param, limits.max_grammar_rules)
     for name, tokens in rules.items():
         for token in tokens:
             if token.kind == "name" and token.text not in rules:
@@ -63,13 +63,13 @@ def to_lark(text: str, *, param: str) -> str:
     return "\n".join(lines)
 
 
-def _rules(text: str, param: str) -> dict[str, list[_Token]]:
+def _rules(text: str, param: str, most: int) -> dict[str, list[_Token]]:
     rules: dict[str, list[_Token]] = {}
     body: list[_Token] | None = None
     for kind, found, line in _scan(text, param):
         if kind == "rule":
-            if found in rules or len(rules) >= MAX_RULES:
-                reason = f"{found!r} is defined twice" if found in rules else f"more than {MAX_RULES} rules"
+            if found in rules or len(rules) >= most:
+                reason = f"{found!r} is defined twice" if found in rules else f"more than {most} rules"
                 raise InvalidRequest(f"{param}, line {line}: {reason}", param=param)
             body = rules[found] = []
         elif body is None:

@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 
 from pageloom.errors import InvalidRequest
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.grammars.json_schema import normalize_schema
 from pageloom.grammars.lark_text import lark_literals, lark_regex, lark_string
 from pageloom.json_shape import excess_of
 from pageloom.sampling_params import MAX_GRAMMAR_BYTES
 
-MAX_REGEX_CHARS = 16 * 1024
 MAX_SPACES = 8
 NO_SPECIAL_TOKENS: Mapping[str, int] = MappingProxyType({})
 _SPACE = r"(?: |\\[nrt]|[\n\r\t]|\\x(?:20|0[9aAdD]))"
@@ -28,10 +28,12 @@ _UNBOUNDED = re.compile(r"(?P<closed>[*+])|\{(?P<low>\d+),\}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonStyle:
     """How JSON is written: the regular expression of the white space that may stand between tokens, empty for
-    none; and whether objects may have properties that their schema does not list when it does not say."""
+    none; and whether objects may have properties that their schema does not list when it does not say. `limits` bound
+    its schema."""
 
     whitespace: str = rf"[ \n\r\t]{{1,{MAX_SPACES}}}"
     closed_objects: bool = False
+    limits: FormLimits = DEFAULT_FORM_LIMITS
 
 
 DEFAULT_STYLE = JsonStyle()
@@ -62,17 +64,18 @@ def json_object(*, style: JsonStyle = DEFAULT_STYLE) -> str:
     return json_schema({"type": "object"}, param="json_object", style=style)
 
 
-def regex(pattern: str, *, param: str = "regex") -> str:
+def regex(pattern: str, *, param: str = "regex", limits: FormLimits = DEFAULT_FORM_LIMITS) -> str:
     """The whole answer matches; ^ at the start and $ at the end say nothing more. Raises InvalidRequest."""
-    if not pattern or len(pattern) > MAX_REGEX_CHARS:
-        raise InvalidRequest(f"{param} must have 1 to {MAX_REGEX_CHARS} characters", param=param)
+    if not pattern or len(pattern) > limits.max_regex_chars:
+        raise InvalidRequest(f"{param} must have 1 to {limits.max_regex_chars} characters", param=param)
     return lark(f"start: TEXT\nTEXT: {lark_regex(pattern)}", param=param)
 
 
-def choice(texts: Sequence[str], *, param: str = "choice") -> str:
+def choice(texts: Sequence[str], *, param: str = "choice", limits: FormLimits = DEFAULT_FORM_LIMITS) -> str:
     """The answer is one of the texts. Raises InvalidRequest."""
     if not texts or not all(texts):
         raise InvalidRequest(f"{param} must be a list of texts, none of them empty", param=param)
+    require_at_most(param, len(texts), "texts", limits.max_choice_texts)
     return lark(f"start: {' | '.join(map(lark_string, dict.fromkeys(texts)))}", param=param)
 
 
@@ -93,6 +96,8 @@ def structural_tag(
 ) -> str:
     """Free text in which each trigger is the beginning of one of the tags that begin so. `special_tokens` are the
     model's, with their ids: in a text they are not their letters. Raises InvalidRequest."""
+    require_at_most(f"{param}.structures", len(tags), "structures", style.limits.max_structural_tags)
+    require_at_most(f"{param}.triggers", len(triggers), "triggers", style.limits.max_structural_tags)
     lines = ["start: (" + " | ".join(f"tags_{index}" for index in range(len(triggers))) + ")* TEXT", "TEXT: /(?s:.*)/"]
     used: set[int] = set()
     for index, trigger in enumerate(triggers):
@@ -115,7 +120,12 @@ def structural_tag(
 
 
 def json_style(
-    *, compact: bool, whitespace_pattern: str | None, closed_objects: bool, param: str = "whitespace_pattern"
+    *,
+    compact: bool,
+    whitespace_pattern: str | None,
+    closed_objects: bool,
+    param: str = "whitespace_pattern",
+    limits: FormLimits = DEFAULT_FORM_LIMITS,
 ) -> JsonStyle:
     """Raises InvalidRequest if the pattern matches something else than white space."""
     if compact and whitespace_pattern is not None:
@@ -129,7 +139,7 @@ def json_style(
                 param=param,
             )
         whitespace = _UNBOUNDED.sub(_bounded, whitespace_pattern).replace(r"\s", r"[ \n\r\t]")
-    return JsonStyle(whitespace=whitespace, closed_objects=closed_objects)
+    return JsonStyle(whitespace=whitespace, closed_objects=closed_objects, limits=limits)
 
 
 def _bounded(quantifier: re.Match[str]) -> str:
@@ -146,7 +156,7 @@ def _tag_body(tag: Tag, trigger: str, param: str, special_tokens: Mapping[str, i
 def _styled(schema: object, param: str, style: JsonStyle) -> dict[str, Any]:
     if isinstance(schema, str):
         schema = parse_json(schema, param)
-    normal = normalize_schema(schema, param=param, closed_objects=style.closed_objects)
+    normal = normalize_schema(schema, param=param, closed_objects=style.closed_objects, limits=style.limits)
     if isinstance(normal, bool):
         if not normal:
             raise InvalidRequest(f"{param}: no value satisfies the schema false", param=param)
@@ -166,6 +176,12 @@ def parse_json(text: str, param: str) -> object:
         return orjson.loads(encoded)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from None
+
+
+def require_at_most(field: str, size: int, unit: str, most: int) -> None:
+    """Raises InvalidRequest."""
+    if size > most:
+        raise InvalidRequest(f"{field} has {size} {unit}; at most {most} are accepted", param=field)
 
 
 def _top_level(grammar: dict[str, Any], param: str) -> str:

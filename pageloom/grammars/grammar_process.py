@@ -16,6 +16,8 @@ import orjson
 import structlog
 
 from pageloom.errors import Unavailable
+from pageloom.form_limits import FormLimits
+from pageloom.grammar_limits import GrammarLimits
 from pageloom.grammars.pipe_frames import HEADER_BYTES, encode_frame, payload_len
 from pageloom.tokenizer import Tokenizer
 
@@ -50,13 +52,13 @@ class GrammarProcess:
         self.demoted = False
 
     @classmethod
-    async def start(cls, tokenizer: Tokenizer, max_compile_s: float) -> Self:
+    async def start(cls, tokenizer: Tokenizer, form_limits: FormLimits, grammar_limits: GrammarLimits) -> Self:
         """Raises Unavailable, with the reason in the log."""
-        vocabulary = await asyncio.to_thread(_vocabulary, tokenizer)
+        settings = await asyncio.to_thread(_settings, tokenizer, form_limits, grammar_limits)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = await asyncio.to_thread(spawn, theirs, max_compile_s)
+                process = await asyncio.to_thread(spawn, theirs)
         except OSError as error:
             ours.close()
             raise _not_started(str(error)) from None
@@ -66,7 +68,7 @@ class GrammarProcess:
         with process.stderr as words:
             try:
                 async with asyncio.timeout(MAX_START_S):
-                    await started._ask(vocabulary)
+                    await started._ask(settings)
             except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
                 await started.kill()
                 told = (await asyncio.to_thread(words.read)).decode(errors="replace").strip()[-_MAX_LOGGED_CHARS:]
@@ -116,11 +118,11 @@ class GrammarProcess:
         return await self._answers.readexactly(payload_len(header))
 
 
-def spawn(connection: socket.socket, max_compile_s: float) -> subprocess.Popen[bytes]:
+def spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Not by the event loop's own function: uvloop's forks, and gRPC's threads crash one such child in twenty before it
     becomes another program. Here it is vfork, of which they hear nothing. Raises OSError."""
     return subprocess.Popen(
-        (sys.executable, "-m", "pageloom.grammars.compile_process", str(max_compile_s)),
+        (sys.executable, "-m", "pageloom.grammars.compile_process"),
         stdin=connection.fileno(),
         stdout=connection.fileno(),
         # Until it has started; what a crash says there later is of the grammar, not of us.
@@ -135,7 +137,14 @@ def _not_started(reason: str) -> Unavailable:
     return Unavailable("grammars cannot be compiled now: the process for it does not start; the server's log says why")
 
 
-def _vocabulary(tokenizer: Tokenizer) -> bytes:
-    """JSON has no bytes; each stands for the character with its number."""
+def _settings(tokenizer: Tokenizer, form_limits: FormLimits, grammar_limits: GrammarLimits) -> bytes:
+    """The vocabulary and the limits. JSON has no bytes; each stands for the character with its number."""
     tokens = [tokenizer.token_bytes(token_id).decode("latin-1") for token_id in range(tokenizer.vocab_size)]
-    return orjson.dumps({"tokens": tokens, "special_token_ids": sorted(tokenizer.special_ids)})
+    settings = {
+        "tokens": tokens,
+        "special_token_ids": sorted(tokenizer.special_ids),
+        "limits": grammar_limits.of_parser,
+        "max_compile_s": form_limits.max_grammar_compile_s,
+        "max_compile_bytes": form_limits.max_grammar_compile_bytes,
+    }
+    return orjson.dumps(settings)

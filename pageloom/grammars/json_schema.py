@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import orjson
 
 from pageloom.errors import InvalidRequest
+from pageloom.form_limits import DEFAULT_FORM_LIMITS, FormLimits
 from pageloom.grammars.disjoint_schemas import MAX_PAIRED, first_overlap
 from pageloom.grammars.endless_schemas import endless_definitions
 from pageloom.grammars.schema_keywords import (
@@ -26,11 +27,6 @@ from pageloom.grammars.schema_keywords import (
     UNSUPPORTED,
 )
 
-MAX_SCHEMA_DEPTH = 32
-MAX_SCHEMA_NODES = 10_000
-MAX_ENUM_VALUES = 1000
-MAX_ENUM_BYTES = 64 * 1024
-MAX_PATTERN_CHARS = 4096
 # Alternatives of oneOf that are compared with each other, each with at most MAX_PAIRED of its own.
 MAX_PAIRS = 10_000
 
@@ -39,15 +35,19 @@ Schema = dict[str, Any] | bool
 Handler = Callable[["_Walk", Any, str, int], object]
 
 
-def normalize_schema(schema: object, *, param: str, closed_objects: bool = False) -> Schema:
+def normalize_schema(
+    schema: object, *, param: str, closed_objects: bool = False, limits: FormLimits = DEFAULT_FORM_LIMITS
+) -> Schema:
     """The schema in the form that the grammar compiler gets. `closed_objects` forbids properties that are not
-    listed wherever the schema does not say.
+    listed wherever the schema does not say, unless other subschemas hold for the same object: they may list some.
 
     Raises InvalidRequest, with `param` as its field and the JSON pointer of what is wrong in the message.
     """
-    walk = _Walk(schema, param, closed_objects)
+    walk = _Walk(schema, param, limits)
     root = walk.schema(schema, "", 1)
     definitions = walk.definitions()
+    if closed_objects:
+        walk.close_objects()
     walk.settle_one_of(definitions)
     walk.refuse_endless(definitions)
     if not definitions or isinstance(root, bool):
@@ -59,10 +59,10 @@ class _Walk:
     """One schema document on its way. `_owner` is the definition that is being walked, and `_in_place` what it
     refers to without consuming a character, which must not lead back to it."""
 
-    def __init__(self, document: object, param: str, closed_objects: bool) -> None:
+    def __init__(self, document: object, param: str, limits: FormLimits) -> None:
         self._document = document
         self._param = param
-        self._closed_objects = closed_objects
+        self._limits = limits
         self._num_nodes = 0
         self._num_enum_values = 0
         self._num_enum_bytes = 0
@@ -72,6 +72,11 @@ class _Walk:
         self._owner = ""
         self._at_top = True
         self._in_place: dict[str, dict[str, str]] = {}
+        # Whether something else holds for the object that is being walked, and definitions of which that is true.
+        self._in_company = False
+        self._company: set[str] = set()
+        # Objects that list their properties, with the definition if it is what they are.
+        self._listing: list[tuple[dict[str, Any], str]] = []
         self._with_one_of: list[tuple[dict[str, Any], str]] = []
         dialect = document.get("$schema") if isinstance(document, dict) else None
         self._old_references = isinstance(dialect, str) and dialect.rstrip("#") in OLD_REFERENCE_DIALECTS
@@ -89,6 +94,18 @@ class _Walk:
             done[name] = self.schema(self._resolve(pointer), pointer, 1)
         self._refuse_empty_cycles()
         return done
+
+    def close_objects(self) -> None:
+        """After all definitions, any of which may refer to any other where something else holds."""
+        reached = list(self._company)
+        # It grows meanwhile.
+        for name in reached:
+            new = self._in_place.get(name, {}).keys() - self._company
+            self._company |= new
+            reached += new
+        for schema, definition in self._listing:
+            if definition not in self._company:
+                schema.setdefault("additionalProperties", False)
 
     def settle_one_of(self, definitions: Mapping[str, Schema]) -> None:
         """A grammar cannot count how many alternatives hold, so no two may hold together."""
@@ -112,10 +129,10 @@ class _Walk:
 
     def schema(self, schema: object, pointer: str, depth: int) -> Schema:
         self._num_nodes += 1
-        if self._num_nodes > MAX_SCHEMA_NODES:
-            raise self.refuse(pointer, f"the schema has more than {MAX_SCHEMA_NODES} subschemas")
-        if depth > MAX_SCHEMA_DEPTH:
-            raise self.refuse(pointer, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        if self._num_nodes > (most := self._limits.max_subschemas):
+            raise self.refuse(pointer, f"the schema has more than {most} subschemas")
+        if depth > (deepest := self._limits.max_schema_depth):
+            raise self.refuse(pointer, f"the schema is nested deeper than {deepest} levels")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -123,12 +140,15 @@ class _Walk:
         if self._old_references and "$ref" in schema:
             schema = {"$ref": schema["$ref"]}
         normal: dict[str, Any] = {}
-        for keyword, value in self._modern(schema, pointer).items():
+        keywords = self._modern(schema, pointer)
+        outside, self._in_company = self._in_company, self._in_company or _has_company(keywords)
+        for keyword, value in keywords.items():
             self._keyword(keyword, value, pointer, depth, normal)
         if "oneOf" in normal:
             self._with_one_of.append((normal, pointer))
-        if self._closed_objects and "properties" in normal:
-            normal.setdefault("additionalProperties", False)
+        if "properties" in normal and not self._in_company:
+            self._listing.append((normal, self._owner if self._at_top else ""))
+        self._in_company = outside
         return normal
 
     def _keyword(self, keyword: str, value: object, pointer: str, depth: int, normal: dict[str, Any]) -> None:
@@ -179,6 +199,8 @@ class _Walk:
             self._names[target] = f"d{len(self._targets)}"
             self._targets.append(target)
         name = self._names[target]
+        if self._in_company:
+            self._company.add(name)
         if self._at_top:
             self._in_place.setdefault(self._owner, {}).setdefault(name, pointer)
         return f"#/$defs/{name}"
@@ -232,14 +254,14 @@ class _Walk:
 
     def _count_values(self, values: list[Any], pointer: str) -> None:
         self._num_enum_values += len(values)
-        if self._num_enum_values > MAX_ENUM_VALUES:
-            raise self.refuse(pointer, f"the schema has more than {MAX_ENUM_VALUES} values in enum and const")
+        if self._num_enum_values > (most := self._limits.max_enum_values):
+            raise self.refuse(pointer, f"the schema has more than {most} values in enum and const")
         try:
             self._num_enum_bytes += len(orjson.dumps(values))
         except orjson.JSONEncodeError:
             raise self.refuse(pointer, "a value is nested too deep") from None
-        if self._num_enum_bytes > MAX_ENUM_BYTES:
-            raise self.refuse(pointer, f"the values in enum and const take more than {MAX_ENUM_BYTES} bytes")
+        if self._num_enum_bytes > (most := self._limits.max_enum_bytes):
+            raise self.refuse(pointer, f"the values in enum and const take more than {most} bytes")
 
     def number(self, value: object, pointer: str, _depth: int) -> int | float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -262,8 +284,8 @@ class _Walk:
     def pattern(self, value: object, pointer: str, _depth: int) -> str:
         if not isinstance(value, str):
             raise self.refuse(pointer, "it must be a regular expression as a string")
-        if len(value) > MAX_PATTERN_CHARS:
-            raise self.refuse(pointer, f"the pattern is longer than {MAX_PATTERN_CHARS} characters")
+        if len(value) > (longest := self._limits.max_pattern_chars):
+            raise self.refuse(pointer, f"the pattern is longer than {longest} characters")
         return value
 
     def format(self, value: object, pointer: str, _depth: int) -> object:
@@ -279,9 +301,10 @@ class _Walk:
         return list(dict.fromkeys(value))
 
     def subschema(self, value: object, pointer: str, depth: int) -> Schema:
-        at_top, self._at_top = self._at_top, False
+        place = self._at_top, self._in_company
+        self._at_top = self._in_company = False
         normal = self.schema(value, pointer, depth + 1)
-        self._at_top = at_top
+        self._at_top, self._in_company = place
         return normal
 
     def named_subschemas(self, value: object, pointer: str, depth: int) -> dict[str, Schema]:
@@ -290,9 +313,10 @@ class _Walk:
         return {name: self.subschema(schema, f"{pointer}/{_escaped(name)}", depth) for name, schema in value.items()}
 
     def listed_subschemas(self, value: object, pointer: str, depth: int) -> list[Schema]:
-        at_top, self._at_top = self._at_top, False
+        place = self._at_top, self._in_company
+        self._at_top = self._in_company = False
         normal = self.alternatives(value, pointer, depth)
-        self._at_top = at_top
+        self._at_top, self._in_company = place
         return normal
 
     def alternatives(self, value: object, pointer: str, depth: int) -> list[Schema]:
@@ -305,6 +329,14 @@ class _Walk:
 def _escaped(name: str) -> str:
     """RFC 6901."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def _has_company(keywords: Mapping[str, Any]) -> bool:
+    """Whether several subschemas hold for the same value, of which each may list properties."""
+    members = keywords.get("allOf")
+    num_listing = len(members) if isinstance(members, list) else 0
+    num_listing += sum(name in keywords for name in ("anyOf", "oneOf", "$ref"))
+    return num_listing + ("properties" in keywords or "patternProperties" in keywords) > 1
 
 
 def _kind(value: object) -> str:

@@ -9,10 +9,7 @@ from pydantic import Field
 
 from pageloom.request_model import RequestModel
 
-MAX_CHOICE_TEXTS = 1000
-MAX_TAGS = 128
-
-ChoiceTexts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS, fail_fast=True)]
+ChoiceTexts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class TagStructure(RequestModel):
@@ -27,10 +24,8 @@ class StructuralTag(RequestModel):
     """Free text, until one of `triggers` comes up: from there one of the structures that begin so."""
 
     type: Literal["structural_tag"] = "structural_tag"
-    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=MAX_TAGS, fail_fast=True)]
-    triggers: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TAGS, fail_fast=True)
-    ]
+    structures: Annotated[list[TagStructure], Field(min_length=1, fail_fast=True)]
+    triggers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
 
 
 class JsonSchemaFormat(RequestModel):

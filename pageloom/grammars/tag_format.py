@@ -11,8 +11,6 @@ from pageloom.grammars import grammar as grammars
 from pageloom.grammars.grammar import NO_SPECIAL_TOKENS, JsonStyle
 from pageloom.grammars.lark_text import lark_literals, lark_regex
 
-MAX_FORMATS = 1000
-MAX_DEPTH = 32
 _TEXT = "TEXT"
 
 
@@ -42,8 +40,10 @@ class _Writer:
 
     def format(self, wanted: object, at: str, closing: str) -> str:
         self._num_formats += 1
-        if self._num_formats > MAX_FORMATS or self._depth > MAX_DEPTH:
-            raise InvalidRequest(f"{at}: a tag may have {MAX_FORMATS} parts, nested {MAX_DEPTH} deep", param=at)
+        limits = self._style.limits
+        if self._num_formats > limits.max_tag_parts or self._depth > limits.max_schema_depth:
+            most, deepest = limits.max_tag_parts, limits.max_schema_depth
+            raise InvalidRequest(f"{at}: a tag may have {most} parts, nested {deepest} deep", param=at)
         write = _WRITERS.get(str(wanted.get("type"))) if isinstance(wanted, dict) else None
         if write is None:
             raise InvalidRequest(f"{at} must be an object whose type is one of {', '.join(_WRITERS)}", param=at)

@@ -28,14 +28,11 @@ from pageloom.requests import GenerateRequest
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
 
-# Of the parameters of `generate` and `chat`, that which gives a grammar.
-GRAMMAR_FIELD = "structured_outputs"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, what is asked of its answers, and the engine's part of that. `arrived_s` is of `time.time`.
-    `message_format` tells the parts of an answer apart, if it may have several."""
+    """A prompt, what is asked of its answers, and the engine's part of that, whose grammar the argument `grammar_field`
+    gave. `arrived_s` is of `time.time`. `message_format` tells the parts of an answer apart, if it may have several."""
 
     prompt: Prompt
     params: SamplingParams
@@ -44,6 +41,7 @@ class Question:
     eos_token_ids: tuple[int, ...]
     arrived_s: float
     message_format: MessageFormat | None = None
+    grammar_field: str = ""
 
 
 class Answer:
@@ -131,6 +129,7 @@ class _Choice:
         self._index = index
         self._tokenizer = tokenizer
         self._format = question.message_format
+        self._grammar_field = question.grammar_field
         self._requested_stop_ids = frozenset(params.stop_token_ids or ())
         self._text: ChoiceText | None = None
         if params.detokenize:
@@ -172,7 +171,7 @@ class _Choice:
         """Raises what `ChoiceFinished.require_success` raises, if the engine gave up."""
         if self._matched is None:
             if not aborted:
-                event.require_success(grammar_field=GRAMMAR_FIELD)
+                event.require_success(grammar_field=self._grammar_field)
             if self._text is not None:
                 self._pieces.append(self._text.finish())
         if self._matched is not None:

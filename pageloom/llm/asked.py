@@ -65,7 +65,7 @@ def ask_prompts(prompts: Sequence[Prompt], params: Sequence[SamplingParams], mod
     for prompt, each in zip(prompts, params, strict=True):
         if id(each) not in known:
             form = each.form()
-            sampler = _sampler(each, grammar_of(form, model.tokenizer), model)
+            sampler = _sampler(each, grammar_of(form, model.tokenizer, model.form_limits), model)
             known[id(each)] = Asked(prompt=prompt, params=each, sampler=sampler, grammar_field=constrained_field(form))
     return [replace(known[id(each)], prompt=prompt) for prompt, each in zip(prompts, params, strict=True)]
 
@@ -111,7 +111,7 @@ def _ask_chat(
     return Asked(
         prompt=Prompt(text=text.replace(MARK, ""), token_ids=checked(token_ids, info, "messages")),
         params=params,
-        sampler=_sampler(params, form or grammar_of(options, model.tokenizer), model),
+        sampler=_sampler(params, form or grammar_of(options, model.tokenizer, model.form_limits), model),
         grammar_field=field,
         message_format=message_format(use, options, model, text, thinks=thinks),
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pageloom.client import EngineClient
 from pageloom.errors import EngineError, InvalidRequest, Unavailable
 from pageloom.grammars.compiler import GrammarCompiler
-from pageloom.llm.answer import GRAMMAR_FIELD, Answer, Question
+from pageloom.llm.answer import Answer, Question
 from pageloom.llm.asked import Asked
 from pageloom.llm.batch import Batch
 from pageloom.llm.outputs import RequestOutput
@@ -114,6 +114,7 @@ class Engine:
             eos_token_ids=self.info.eos_token_ids if sampler.ends_at_eos else (),
             arrived_s=time.time(),
             message_format=asked.message_format,
+            grammar_field=asked.grammar_field,
         )
 
     def new_id(self) -> str:
@@ -136,14 +137,15 @@ class Engine:
 
         Raises what the engine's calls raise, and then cancels the others.
         """
-        async with self.failing():
+        fields = {question.grammar_field for question in questions}
+        async with self.failing(grammar_field=max(fields, default="")):
             return await Batch(self.client, self.model.tokenizer, questions, on_answer).run()
 
     async def answer(self, question: Question, answer: Answer) -> AsyncGenerator[RequestOutput]:
         """The answer as it grows, or its end alone if that is all that counts; closing the generator cancels what still
         runs."""
         only_end = question.params.output_kind is RequestOutputKind.FINAL_ONLY
-        async with self.failing():
+        async with self.failing(grammar_field=question.grammar_field):
             stream = self.client.start(question.request)
             try:
                 while events := await stream.take():
@@ -157,15 +159,15 @@ class Engine:
                 stream.leave()
 
     @asynccontextmanager
-    async def failing(self) -> AsyncGenerator[None]:
+    async def failing(self, *, grammar_field: str = "") -> AsyncGenerator[None]:
         """If the engine has ended, that is why what is in here fails. What a worker says of a grammar names the
-        parameter that gave it."""
+        argument that gave it."""
         try:
             yield
         except InvalidRequest as error:
             if error.param != "grammar":
                 raise
-            raise error.for_caller(GRAMMAR_FIELD) from None
+            raise error.for_caller(grammar_field) from None
         except Unavailable:
             if self._watcher is not None:
                 await asyncio.wait((self._watcher,), timeout=_NEWS_S)

@@ -10,7 +10,7 @@ from types import MappingProxyType, UnionType
 from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from pageloom.config import DEFAULT_GENERATION_CONFIG, DEFAULT_PARSER, SchedulerConfig, WorkerConfig
-from pageloom.errors import InvalidConfig
+from pageloom.errors import InvalidConfig, StartupError
 from pageloom.llm.engine import EngineConfig
 from pageloom.local_stack import StackConfig
 from pageloom.option_names import settings_of
@@ -50,6 +50,9 @@ class EngineOptions(TypedDict, total=False):
     step_timeout: float
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    nnodes: int
+    master_addr: str
+    master_port: int
     data_parallel_size: int
     record: str | None
     log_level: str
@@ -120,8 +123,13 @@ def naming_arguments() -> Generator[None]:
     """Settings name their flags; here they are arguments."""
     try:
         yield
-    except InvalidConfig as error:
-        raise InvalidConfig(_FLAG.sub(lambda flag: flag[1].replace("-", "_"), error.message)) from None
+    except StartupError as error:
+        raise type(error)(_FLAG.sub(_argument, error.message)) from None
+
+
+def _argument(flag: re.Match[str]) -> str:
+    name = flag[1].replace("-", "_")
+    return name if name in get_type_hints(LLMOptions) else flag[0]
 
 
 def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:

@@ -10,7 +10,8 @@ import pytest
 from gateway.requests.limits import BOUNDS, check_limits
 from gateway.served_model import ServedModel
 from pageloom.errors import InvalidConfig
-from pageloom.request_limits import RequestLimits, described_limits
+from pageloom.limit_fields import described_limits
+from pageloom.request_limits import RequestLimits
 from tests.support.gateway_server import MODEL_NAME, GatewayServer, gateway_server
 from tests.support.scripted_engine import says
 
@@ -77,7 +78,7 @@ SMALL = RequestLimits(
 
 
 def default_of(limit: str) -> int:
-    return next(described.default for described in described_limits() if described.name == limit)
+    return next(described.default for described in described_limits(RequestLimits) if described.name == limit)
 
 
 def names(cases: list[Any]) -> list[str]:
@@ -130,7 +131,7 @@ async def test_the_check_takes_no_time_for_what_it_refuses():
     assert time.thread_time() - started < 0.01
 
 
-@pytest.mark.parametrize("limit", described_limits(), ids=lambda limit: limit.name)
+@pytest.mark.parametrize("limit", described_limits(RequestLimits), ids=lambda limit: limit.name)
 async def test_settings_have_bounds_too(limit: Any):
     for value in (limit.low, limit.high):
         assert getattr(RequestLimits(**{limit.name: value}), limit.name) == value

@@ -70,6 +70,23 @@ async def test_strict_tools_are_called_as_their_schema_says(served_model: Served
         assert await grammar(server, tools=[WEATHER], tool_choice="none") == ""
 
 
+async def test_arguments_are_those_that_the_tool_lists(gateway: GatewayServer):
+    """Unless it says that there may be others, or does not list any."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    cases: list[tuple[dict[str, Any], bool]] = [
+        (city, False),
+        ({**city, "additionalProperties": True}, True),
+        ({"type": "object"}, True),
+        ({"allOf": [city, {"properties": {"size": {"type": "string"}}}]}, True),
+    ]
+    for parameters, has_others in cases:
+        tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+        forced = await grammar(gateway, tools=[tool], tool_choice="required")
+        write = gateway.model.tool_format.write
+        assert accepts(forced, write([PARIS]))
+        assert accepts(forced, write([("weather", '{"city": "Paris", "mood": "good"}')])) is has_others, parameters
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "json"])
 async def test_a_form_of_the_answer_leaves_room_for_calls(served_model: ServedModel, name: str):
     tool_format = TOOL_FORMATS[name]

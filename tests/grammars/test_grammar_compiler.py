@@ -18,6 +18,8 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from pageloom.errors import InvalidRequest, Overloaded, Unavailable
+from pageloom.form_limits import FormLimits
+from pageloom.grammar_limits import GrammarLimits
 from pageloom.grammars import compiler as grammar_compiler
 from pageloom.grammars import grammar as grammars
 from pageloom.grammars.compiler import GrammarCompiler
@@ -116,13 +118,21 @@ async def test_who_leaves_takes_nothing_along(compiler: GrammarCompiler):
         await leaving
 
 
-async def test_a_compilation_without_end_is_killed(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_compiler, "MAX_COMPILE_S", 0.5)
-    (stuck,) = processes()
-    stuck.suspend()
-    assert "takes longer than" in await refusal(compiler, grammars.choice(["stuck"]))
-    await until(lambda: stuck not in processes())
-    await compiler.check(grammars.choice(["stuck"]))
+async def test_a_compilation_without_end_is_killed(tokenizer: Tokenizer):
+    before = processes()
+    async with GrammarCompiler(tokenizer, form_limits=FormLimits(max_grammar_compile_s=1)) as compiler:
+        await compiler.check(grammars.json_object())
+        (stuck,) = set(processes()) - set(before)
+        stuck.suspend()
+        assert "takes longer than 1 s" in await refusal(compiler, grammars.choice(["stuck"]))
+        await until(lambda: stuck not in processes())
+
+
+async def test_an_operator_sets_what_a_grammar_may_take(tokenizer: Tokenizer):
+    async with GrammarCompiler(tokenizer, grammar_limits=GrammarLimits(max_grammar_size=9)) as compiler:
+        rules = "".join(f'\nr{i}: "{i}" r{i}?' for i in range(9))
+        said = await refusal(compiler, grammars.lark(f"start: {' '.join(f'r{i}' for i in range(9))}{rules}"))
+        assert "(limit for this grammar: 9)" in said
 
 
 @pytest.mark.parametrize("crash", [signal.SIGABRT, signal.SIGSEGV])
@@ -235,7 +245,7 @@ forks = []
 note = ctypes.CFUNCTYPE(None)(lambda: forks.append(True))
 assert ctypes.CDLL(None)["__register_atfork"](note, None, None, None) == 0
 ours, theirs = socket.socketpair()
-with ours, theirs, spawn(theirs, 1.0) as process:
+with ours, theirs, spawn(theirs) as process:
     process.kill()
 print(len(forks))
 if os.fork() == 0:

@@ -1,5 +1,6 @@
 """The walk over a JSON schema before it is compiled: what is refused, where, and in which form the rest goes on."""
 
+import json
 import time
 from typing import Any
 
@@ -129,6 +130,46 @@ def test_in_old_dialects_a_reference_hides_what_stands_beside_it():
 def test_objects_are_closed_on_demand_where_they_do_not_say():
     schema = {"properties": {"a": {"properties": {}, "additionalProperties": True}}}
     assert normalize_schema(schema, param="p", closed_objects=True) == {**schema, "additionalProperties": False}
+
+
+A: dict[str, Any] = {"properties": {"a": {}}}
+B: dict[str, Any] = {"properties": {"b": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        ({"anyOf": [A, B]}, True),
+        ({"type": "object", "allOf": [A]}, True),
+        ({"items": A}, True),
+        ({"allOf": [{"items": A}, {"items": B}]}, True),
+        ({"allOf": [A, B]}, False),
+        ({**A, "anyOf": [B]}, False),
+        ({"anyOf": [B], "oneOf": [A]}, False),
+        ({"allOf": [{"anyOf": [A]}, {"minProperties": 1}]}, False),
+    ],
+)
+def test_an_object_is_not_closed_to_what_others_list(schema: dict[str, Any], is_closed: bool):
+    normal = json.dumps(normalize_schema(schema, param="p", closed_objects=True))
+    assert normal.count('"additionalProperties": false') == (normal.count('"properties"') if is_closed else 0)
+
+
+@pytest.mark.parametrize(
+    ("root", "is_closed"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": A}}, True),
+        ({"$ref": "#/$defs/a", **B, "$defs": {"a": A}}, False),
+        ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": A}}, True),
+        ({**B, "anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": A}}, False),
+        # Alone in one place, in company in another that is found later.
+        ({"items": {"$ref": "#/$defs/a"}, "prefixItems": [{"$ref": "#/$defs/c"}],
+          "$defs": {"a": A, "c": {**B, "$ref": "#/$defs/a"}}}, False),
+    ],
+)  # fmt: skip
+def test_nor_is_what_it_refers_to(root: dict[str, Any], is_closed: bool):
+    normal = json.dumps(normalize_schema(root, param="p", closed_objects=True))
+    assert ('{"properties": {"a": {}}, "additionalProperties": false}' in normal) is is_closed
+    assert ('{"properties": {"a": {}}}' in normal) is not is_closed
 
 
 def tower(levels: int) -> object:

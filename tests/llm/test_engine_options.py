@@ -6,13 +6,13 @@ import pytest
 
 from pageloom import LLM, AsyncLLM, cli
 from pageloom.config import SchedulerConfig, WorkerConfig
-from pageloom.errors import InvalidConfig, ModelLoadError
-from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config
+from pageloom.errors import InvalidConfig, ModelLoadError, StartupError
+from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config, naming_arguments
 
 # Of the command line: where processes listen, how they stop, and what they are called by others.
 NOT_OF_A_PROGRAM = {
     "model", "host", "port", "uds", "metrics_host", "metrics_port", "shutdown_timeout", "simulate", "scheduler",
-    "worker_id", "nnodes", "node_rank", "master_addr", "master_port",
+    "worker_id", "node_rank",
 }  # fmt: skip
 
 
@@ -94,6 +94,12 @@ def test_values_that_are_not_accepted(arguments, words: list[str]):
 def test_parsers_are_named_as_arguments():
     with pytest.raises(InvalidConfig, match=r"^tool_call_parser must be"):
         LLM(tool_call_parser="nobodys")
+
+
+def test_what_a_worker_says_is_named_so_too():
+    with pytest.raises(StartupError) as failed, naming_arguments():
+        raise StartupError("worker: --tensor-parallel-size 2 is wrong; run: pip install --no-deps something")
+    assert failed.value.message == "worker: tensor_parallel_size 2 is wrong; run: pip install --no-deps something"
 
 
 def test_a_model_that_is_not_there():

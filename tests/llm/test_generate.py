@@ -111,6 +111,14 @@ def test_a_form_that_must_be_kept(llm: LLM):
     assert text_of(llm, "Colour:", SamplingParams(structured_outputs=chosen)) in ("red", "green")
 
 
+def test_a_form_that_proves_too_much_is_named(llm: LLM):
+    """Whether a text matches depends on all places of an a among its last hundred characters."""
+    regex = StructuredOutputsParams(regex="(?s:.)*a(?s:.){100}b")
+    with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*too many states") as caught:
+        llm.generate("Once", SamplingParams(temperature=2.0, seed=1, max_tokens=800, structured_outputs=regex))
+    assert caught.value.param == "structured_outputs.regex"
+
+
 def test_times_and_cached_tokens(llm: LLM):
     prompt = "The same long beginning. " * 20
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0

@@ -6,7 +6,7 @@ from functools import cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from pageloom.grammar_limits import GRAMMAR_LIMITS
+from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS
 
 
 @cache
@@ -20,7 +20,7 @@ def error_of(grammar: str) -> str:
 
 
 def matcher_of(grammar: str) -> LLMatcher:
-    return LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**GRAMMAR_LIMITS))
+    return LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LLParserLimits(**DEFAULT_GRAMMAR_LIMITS.of_parser))
 
 
 def accepts(grammar: str, text: str) -> bool:

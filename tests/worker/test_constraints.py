@@ -11,7 +11,7 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pageloom.errors import InvalidRequest
-from pageloom.grammar_limits import GRAMMAR_LIMITS
+from pageloom.grammar_limits import GrammarLimits
 from pageloom.model_files import locate_model
 from pageloom.plan import Failure
 from pageloom.sampling_params import SamplingParams
@@ -225,12 +225,15 @@ class TestTrouble:
         bench.bind(0, SamplingParams(seed=0, temperature=0.0))
         assert bench.sampler.takes_most_likely(plain_rows([0], np.array([3]), np.array([0])))
 
-    def test_one_that_takes_too_much_fails_when_it_does(self, monkeypatch: pytest.MonkeyPatch):
+    def test_one_that_takes_too_much_fails_when_it_does(self):
         """It and those that share its states; the next request with the same grammar begins with none."""
-        limits = {**GRAMMAR_LIMITS, "max_lexer_states": 1200}
-        monkeypatch.setattr("worker_svc.grammar.GRAMMAR_LIMITS", limits)
         grammars = open_grammars(
-            locate_model(""), vocab_size=VOCAB_SIZE, eos_token_ids=EOS, num_threads=1, cache_bytes=2**26
+            locate_model(""),
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=EOS,
+            num_threads=1,
+            cache_bytes=2**26,
+            limits=GrammarLimits(max_grammar_states=1200),
         )
         bench = Bench(VOCAB_SIZE, 8, EOS, grammars)
         hungry = SamplingParams(seed=0, grammar=regex(".*a.{40}b.{40}"))

@@ -59,7 +59,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def load(path, **settings) -> ModelRunner:
-    limits = {"num_blocks": 128, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    # More threads than one cost models of this size more than they save.
+    limits = {"num_blocks": 128, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512, "num_threads": 1}
     values = {"model": str(path), "scheduler_address": "", "device": "cpu", **limits, **settings}
     return load_runner(WorkerConfig(**values), lambda _done, _total: None)
 

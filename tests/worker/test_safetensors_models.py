@@ -20,7 +20,8 @@ PROMPTS = [[1, 2, 3], [*range(90, 180)]]
 
 
 def load(path: Path, **settings) -> ModelRunner:
-    values = {"num_blocks": 64, "block_size": 16, "max_num_seqs": 4, "device": "cpu", **settings}
+    limits = {"num_blocks": 64, "block_size": 16, "max_num_seqs": 4, "num_threads": 1}
+    values = {**limits, "device": "cpu", **settings}
     return load_runner(WorkerConfig(model=str(path), scheduler_address="", **values), lambda _done, _total: None)
 
 
