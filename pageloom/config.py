@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Self
@@ -19,6 +18,13 @@ from pageloom.grammar_limits import DEFAULT_GRAMMAR_LIMITS, GrammarLimits
 from pageloom.plan import MAX_NUM_DRAFT_TOKENS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
+from pageloom.setting_checks import (
+    require_at_least,
+    require_one_of,
+    require_origin,
+    require_port,
+    require_room_for_decodes,
+)
 
 
 class Dtype(StrEnum):
@@ -115,7 +121,6 @@ DEFAULT_GRAMMAR_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_WORKER_ID = "worker-0"
 # That of torchrun.
 DEFAULT_MASTER_PORT = 29500
-MAX_PORT = 65535
 # Below what the kernel holds: 107 bytes on Linux, 103 on macOS.
 MAX_SOCKET_PATH_BYTES = 100
 
@@ -170,10 +175,10 @@ class GatewayConfig(ServiceConfig):
     file_ttl_s: float = DEFAULT_FILE_TTL_S
 
     def __post_init__(self) -> None:
-        _require_port("port", self.port)
-        _require_at_least("batch_concurrency", self.batch_concurrency, 1)
+        require_port("port", self.port)
+        require_at_least("batch_concurrency", self.batch_concurrency, 1)
         for origin in self.allowed_origins:
-            _require_origin(origin)
+            require_origin(origin)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -212,16 +217,16 @@ class SchedulerConfig(ServiceConfig):
     record_path: str | None = None
 
     def __post_init__(self) -> None:
-        _require_port("port", self.port)
-        _require_at_least("max_num_seqs", self.max_num_seqs, 1)
-        _require_at_least("max_num_queued_seqs", self.max_num_queued_seqs, 1)
-        _require_one_of("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
-        _require_one_of("placement", self.placement, Placement)
+        require_port("port", self.port)
+        require_at_least("max_num_seqs", self.max_num_seqs, 1)
+        require_at_least("max_num_queued_seqs", self.max_num_queued_seqs, 1)
+        require_one_of("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
+        require_one_of("placement", self.placement, Placement)
         if self.max_num_steps_in_flight not in (1, 2):
             raise InvalidConfig(f"--max-steps-in-flight must be 1 or 2, not {self.max_num_steps_in_flight}")
         if not 0 < self.priority_ageing_s < math.inf:
             raise InvalidConfig(f"--priority-ageing must be above 0 seconds and finite, not {self.priority_ageing_s:g}")
-        _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
+        require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,15 +284,15 @@ class WorkerConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         self._check_ranks()
-        _require_one_of("device", self.device, Device)
-        _require_one_of("dtype", self.dtype, Dtype)
-        _require_one_of("quantization", self.quantization, Quantization)
-        _require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
-        _require_one_of("pooling", self.pooling, PoolingChoice)
-        _require_one_of("block_size", self.block_size, BlockSize)
+        require_one_of("device", self.device, Device)
+        require_one_of("dtype", self.dtype, Dtype)
+        require_one_of("quantization", self.quantization, Quantization)
+        require_one_of("cpu_kernels", self.cpu_kernels, CpuKernels)
+        require_one_of("pooling", self.pooling, PoolingChoice)
+        require_one_of("block_size", self.block_size, BlockSize)
         self._require_speculation()
-        _require_at_least("max_num_seqs", self.max_num_seqs, 1)
-        _require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
+        require_at_least("max_num_seqs", self.max_num_seqs, 1)
+        require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidConfig(
                 f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
@@ -295,11 +300,11 @@ class WorkerConfig(ServiceConfig):
         for name in ("max_model_len", "num_blocks", "kv_cache_memory_bytes", "num_threads"):
             value = getattr(self, name)
             if value is not None:
-                _require_at_least(name, value, 1)
+                require_at_least(name, value, 1)
 
     def _check_ranks(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "nnodes"):
-            _require_at_least(name, getattr(self, name), 1)
+            require_at_least(name, getattr(self, name), 1)
         if self.num_ranks % self.nnodes:
             raise InvalidConfig(
                 f"--nnodes {self.nnodes} does not divide the {self.num_ranks} ranks of --tensor-parallel-size "
@@ -316,19 +321,19 @@ class WorkerConfig(ServiceConfig):
             raise InvalidConfig("--simulate takes the number of GPUs in its profile, such as h200:llama-3-70b:tp4")
 
     def _require_speculation(self) -> None:
-        _require_one_of("speculative_method", self.speculative_method, SpeculativeMethod)
+        require_one_of("speculative_method", self.speculative_method, SpeculativeMethod)
         if not 1 <= self.num_speculative_tokens <= MAX_NUM_DRAFT_TOKENS:
             raise InvalidConfig(
                 f"--num-speculative-tokens must be between 1 and {MAX_NUM_DRAFT_TOKENS}, "
                 f"not {self.num_speculative_tokens}"
             )
-        _require_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
+        require_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
         if self.prompt_lookup_max < self.prompt_lookup_min:
             raise InvalidConfig(
                 f"--prompt-lookup-max must be at least --prompt-lookup-min, which is {self.prompt_lookup_min}, "
                 f"not {self.prompt_lookup_max}"
             )
-        _require_at_least("suffix_memory_bytes", self.suffix_memory_bytes, 0)
+        require_at_least("suffix_memory_bytes", self.suffix_memory_bytes, 0)
         guesses_with_model = self.speculative_method in (SpeculativeMethod.draft_model, SpeculativeMethod.eagle3)
         if guesses_with_model and self.speculative_model is None:
             raise InvalidConfig(f"--speculative-method {self.speculative_method} needs --speculative-model")
@@ -360,42 +365,6 @@ def fits_socket_address(path: str) -> bool:
     return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
 
 
-def flag_name(field_name: str) -> str:
-    return "--" + field_name.replace("_", "-")
-
-
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     # JSON has no tuples, and no setting is a list.
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def _require_port(name: str, value: int) -> None:
-    if not 0 <= value <= MAX_PORT:
-        raise InvalidConfig(f"{flag_name(name)} must be a port between 0 and {MAX_PORT}, not {value}")
-
-
-def _require_origin(origin: str) -> None:
-    # A path, or a slash at the end, would never equal what a browser sends.
-    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-        raise InvalidConfig(f"--allowed-origins takes an origin such as https://example.com, or *, not {origin!r}")
-
-
-def _require_at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise InvalidConfig(f"{flag_name(name)} must be at least {low}, not {value}")
-
-
-def _require_room_for_decodes(max_num_batched_tokens: int, max_num_seqs: int) -> None:
-    # Every running sequence may continue in every step, so a step must have room for all.
-    if max_num_batched_tokens < max_num_seqs:
-        raise InvalidConfig(
-            f"--max-num-batched-tokens must be at least --max-num-seqs, which is {max_num_seqs}, "
-            f"not {max_num_batched_tokens}"
-        )
-
-
-def _require_one_of(name: str, value: str | int, accepted: type[Enum]) -> None:
-    values = [choice.value for choice in accepted]
-    if value not in values:
-        names = ", ".join(map(str, values))
-        raise InvalidConfig(f"{flag_name(name)} must be one of {names}, not {value}")

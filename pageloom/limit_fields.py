@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pageloom.errors import InvalidConfig
+from pageloom.setting_checks import flag_name
 
 MANY = 1_000_000
 
@@ -36,5 +37,5 @@ def require_accepted(limits: Any) -> None:
     for described in described_limits(type(limits)):
         value = getattr(limits, described.name)
         if not described.low <= value <= described.high:
-            flag = "--" + described.name.replace("_", "-")
+            flag = flag_name(described.name)
             raise InvalidConfig(f"{flag} must be between {described.low} and {described.high}, not {value}")

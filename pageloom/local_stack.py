@@ -12,9 +12,10 @@ from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
-from pageloom.config import MAX_PORT, GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
+from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig, fits_socket_address
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.service_process import ServiceProcess
+from pageloom.setting_checks import MAX_PORT
 from pageloom.status import Failed, GatewayReady, Loading, Ready, SchedulerReady, WorkerReady
 
 # What a service gets beyond its own drain timeout to close its streams and exit.

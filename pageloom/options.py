@@ -23,11 +23,11 @@ from pageloom.config import (
     PoolingChoice,
     Quantization,
     SpeculativeMethod,
-    flag_name,
 )
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.limit_fields import described_limits
 from pageloom.policies import Placement, SchedulingPolicy
+from pageloom.setting_checks import flag_name
 from pageloom.simulation_config import Allocator, KvPolicy
 
 _SUFFIXES = {

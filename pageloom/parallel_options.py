@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pageloom import config
 from pageloom import options as opt
+from pageloom.setting_checks import MAX_PORT
 
 RanksPerLayer = Annotated[int, opt.option("--tensor-parallel-size", "Ranks that share each layer of the model.", min=1)]
 PipelineParallelSize = Annotated[
@@ -18,7 +19,7 @@ NodeRank = Annotated[
 ]
 MasterAddress = Annotated[str, opt.option("--master-addr", "Where the others reach machine 0.", metavar="HOST")]
 MasterPort = Annotated[
-    int, opt.option("--master-port", "Port of machine 0 at which the ranks meet.", min=1, max=config.MAX_PORT)
+    int, opt.option("--master-port", "Port of machine 0 at which the ranks meet.", min=1, max=MAX_PORT)
 ]
 
 _OPTIONS: tuple[tuple[str, Any, object], ...] = (

@@ -17,8 +17,14 @@ def rehearse(
     model: Model, kv_caches: Sequence[Tensor], num_tokens: int, num_outputs: int, device: torch.device
 ) -> Tensor:
     """Hidden states [num_outputs, hidden] of the first tokens of a sequence of zeros, whose K and V are not kept."""
-    block_size = kv_caches[0].shape[3]
-    batch = AttentionBatch(
+    batch = rehearsal_batch(num_tokens, kv_caches[0].shape[3], model.num_positions, device)
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    return model.forward(token_ids, batch, kv_caches, torch.arange(num_outputs, device=device))
+
+
+def rehearsal_batch(num_tokens: int, block_size: int, num_positions: int, device: torch.device) -> AttentionBatch:
+    """Of the first tokens of one sequence."""
+    return AttentionBatch(
         block_tables=torch.zeros(1, -(-num_tokens // block_size), dtype=torch.int32, device=device),
         seq_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
         query_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
@@ -26,11 +32,9 @@ def rehearse(
         max_query_len=num_tokens,
         max_seq_len=num_tokens,
         # Positions beyond the context have no entry in the RoPE tables.
-        positions=torch.arange(num_tokens, device=device).clamp(max=model.num_positions - 1),
+        positions=torch.arange(num_tokens, device=device).clamp(max=num_positions - 1),
         slot_mapping=torch.full((num_tokens,), -1, device=device),
     )
-    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    return model.forward(token_ids, batch, kv_caches, torch.arange(num_outputs, device=device))
 
 
 def measure_free_gpu_bytes(

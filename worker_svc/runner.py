@@ -154,6 +154,7 @@ class ModelRunner:
             hidden = rehearse(self._model, self._kv.layers, num_tokens, 1, self._device)
             self._model.most_likely(hidden)
         if self._drafter is not None:
+            self._drafter.warm_up(num_tokens)
             self._speculation = Speculation(
                 self._drafter,
                 measure_step_costs(self._rehearse_draws, self.max_num_batched_tokens),

@@ -1,43 +1,45 @@
-"""The default model with drafters in a whole stack: the answers are those of the stack without."""
+"""The default model with each drafter in a whole engine: the answers are those of the engine without."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from tests.support.serving import Serving, serving
+from pageloom.client import EngineClient
+from pageloom.requests import GenerateRequest
+from tests.e2e.test_speculation import ASKED, GREEDY, PROMPTS, answer, running
+from tests.support.serving import metric
 
-MODEL = "SmolLM2-135M-Instruct"
-PROMPTS = [
-    "Repeat this list three times: apple, pear, plum, cherry.",
-    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
-    "Once upon a time there was a miller who had three sons.",
-]
+SAMPLINGS = (replace(GREEDY, max_tokens=48), *(replace(ASKED[index], max_tokens=30) for index in (0, 1, 3)))
 
 
-def ask_all(url: str, **fields: object) -> list[str]:
-    async def ask(client: httpx.AsyncClient, prompt: str) -> str:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "seed": 5, **fields}
-        response = await client.post(f"{url}/v1/completions", json=body, timeout=120)
-        text: str = response.json()["choices"][0]["text"]
-        return text
+async def ask(client: EngineClient, name: str) -> list[object]:
+    """All at once."""
+    requests = [
+        GenerateRequest(request_id=f"{name}-{index}", prompt_token_ids=prompt, sampling=sampling)
+        for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=False))
+    ]
+    return list(await asyncio.gather(*(answer(client, request) for request in requests)))
 
-    async def all_at_once() -> list[str]:
-        async with httpx.AsyncClient() as client:
-            return await asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS))
 
-    return asyncio.run(all_at_once())
+@pytest.fixture(scope="module")
+def expected() -> list[object]:
+    async def plain() -> list[object]:
+        async with running("none") as (client, _):
+            return await ask(client, "plain")
+
+    return asyncio.run(plain())
 
 
 @pytest.mark.parametrize(
-    "flags", [("--speculative-method", "suffix"), ("--speculative-model", "layers:24", "--num-speculative-tokens", "3")]
+    ("method", "settings"),
+    [("suffix", {}), ("draft-model", {"speculative_model": "layers:24", "num_speculative_tokens": 3})],
 )
-def test_answers_stay_the_same(stack: Serving, tmp_path, flags):
-    expected = ask_all(stack.url, temperature=0)
-    sampled = ask_all(stack.url, temperature=0.7, top_p=0.9)
-    with serving(tmp_path, *flags) as running:
-        assert ask_all(running.url, temperature=0) == expected
-        assert ask_all(running.url, temperature=0.7, top_p=0.9) == sampled
+async def test_answers_stay_the_same(expected, method, settings):
+    async with running(method, **settings) as (client, metrics_port):
+        assert await ask(client, "first") == expected
         # Once more, with the prompts' blocks in the cache and the answers in the memory.
-        assert ask_all(running.url, temperature=0) == expected
-        assert running.scheduler_metric("pageloom_spec_decode_num_draft_tokens_total") > 0
+        assert await ask(client, "second") == expected
+        exposition = (await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics_port}/metrics")).text
+    assert metric(exposition, "pageloom_spec_decode_num_draft_tokens_total") > 0

@@ -51,7 +51,7 @@ def other_machine() -> Iterator[str]:
 
 def test_a_link_that_is_cut_changes_nobodys_text(tmp_path: Path):
     folder = make_tiny(tmp_path / "tiny")
-    split = ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", OUR_ADDRESS]
+    split = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--master-addr", OUR_ADDRESS]
     split += ["--master-port", str(free_port()), "--dtype", "float32"]
     with other_machine() as name:
         command = [sys.executable, "-m", "pageloom", "worker", str(folder), *split, "--node-rank", "1"]

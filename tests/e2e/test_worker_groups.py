@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,8 @@ import pytest
 
 from tests.support.group_stack import complete, make_tiny, ranks, stream
 from tests.support.serving import serving
+
+PROMPTS = ["One", "The quick brown fox", "Hello"]
 
 
 @pytest.fixture(scope="module")
@@ -22,24 +25,25 @@ def wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> list[p
     return alive
 
 
-def test_a_rank_that_is_killed_changes_nobodys_text(tmp_path: Path, tiny_folder: Path):
-    args = ("--tensor-parallel-size", "2", "--dtype", "float32", "--served-model-name", "tiny")
-    with serving(tmp_path, str(tiny_folder), *args) as running:
-        alone = complete(running)
-        for victim in (1, 0):
-            before = ranks(running)
-            assert before.keys() == {0, 1}
-            texts = stream(running)
-            received = [next(texts)]
-            before[victim].kill()
-            killed_s = time.monotonic()
-            assert not wait_until_gone(list(before.values()), 10)
-            assert time.monotonic() - killed_s < 10
-            assert "".join((*received, *texts)) == alone
-            assert {process.pid for process in ranks(running).values()}.isdisjoint(
-                process.pid for process in before.values()
-            )
-        processes = [*psutil.Process(running.process.pid).children(recursive=True)]
+@pytest.mark.parametrize(("split", "victim"), [("--tensor-parallel-size", 1), ("--pipeline-parallel-size", 0)])
+def test_a_rank_that_is_killed_changes_nobodys_text(tmp_path: Path, tiny_folder: Path, split: str, victim: int):
+    with serving(
+        tmp_path, str(tiny_folder), split, "2", "--dtype", "float32", "--served-model-name", "tiny"
+    ) as running:
+        alone = [complete(running, prompt) for prompt in PROMPTS]
+        with ThreadPoolExecutor(len(PROMPTS)) as clients:
+            assert list(clients.map(partial(complete, running), PROMPTS)) == alone
+        before = ranks(running)
+        assert before.keys() == {0, 1}
+        texts = stream(running)
+        received = [next(texts)]
+        before[victim].kill()
+        # Silence would be noticed after ten seconds, the end of a process at once.
+        assert not wait_until_gone(list(before.values()), 9)
+        assert "".join((*received, *texts)) == alone[0]
+        started_again = {process.pid for process in ranks(running).values()}
+        assert started_again.isdisjoint(process.pid for process in before.values())
+        processes = psutil.Process(running.process.pid).children(recursive=True)
         assert running.stop() == 0
         assert not wait_until_gone(processes, 10)
 

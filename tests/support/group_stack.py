@@ -34,6 +34,7 @@ def ranks(running: Serving) -> dict[int, psutil.Process]:
 
 
 def stream(running: Serving) -> Iterator[str]:
+    """The pieces of the answer to "One". Raises AssertionError if they end before it does."""
     with httpx.stream("POST", f"{running.url}/v1/completions", json={**BODY, "stream": True}, timeout=120) as response:
         # Pings come too, while the group starts again.
         for line in (line for line in response.iter_lines() if line.startswith("data: ")):
@@ -44,7 +45,8 @@ def stream(running: Serving) -> Iterator[str]:
     raise AssertionError("the stream ended without [DONE]")
 
 
-def complete(running: Serving) -> str:
-    answer = httpx.post(f"{running.url}/v1/completions", json=BODY, timeout=120)
+def complete(running: Serving, prompt: str = "One") -> str:
+    """The same answer, or that of another prompt, as a whole."""
+    answer = httpx.post(f"{running.url}/v1/completions", json={**BODY, "prompt": prompt}, timeout=120)
     text: str = answer.json()["choices"][0]["text"]
     return text

@@ -154,7 +154,7 @@ def test_copied_blocks_hold_the_same_context(tiny):
     def admission(slot: int, block_ids: tuple[int, ...], computed: int) -> Admission:
         return Admission(
             slot=slot, token_ids=tuple(prompt), num_prompt_tokens=32, num_computed_tokens=computed,
-            block_ids=block_ids, sampling=GREEDY,
+            block_ids=block_ids, sampling=replace(GREEDY, max_tokens=8),
         )  # fmt: skip
 
     first = BatchPlan(epoch=epoch, step=1, admissions=(admission(0, (4, 5, 6), 0),), chunk_slots=(0,), chunk_lens=(32,))

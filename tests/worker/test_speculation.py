@@ -43,6 +43,9 @@ class Oracle:
         self._bound: dict[int, tuple[int, ...]] = {}
         self._num_seen: dict[int, int] = {}
 
+    def warm_up(self, num_tokens: int) -> None:
+        assert num_tokens > 1
+
     def bind(self, admission: Admission) -> None:
         assert admission.slot not in self._bound, "bound twice"
         self._bound[admission.slot] = admission.token_ids[: admission.num_prompt_tokens]

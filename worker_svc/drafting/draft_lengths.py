@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from worker_svc.drafting.step_costs import StepCosts
 
-# What the first drafts of all are given credit for; those of later outputs get what the earlier ones earned.
-_FIRST_ACCEPTANCE = 0.7
+# What the first drafts of an output are given credit for: no more, because few of them suffice to show that they are
+# good; and no less than the other, whatever became of earlier outputs' drafts, so that a few are tried.
+_FIRST_ACCEPTANCE = 0.5
+_LEAST_CREDIT = 0.3
 # Hardly any are better. A batch in which such would not pay needs no drafts.
 _BEST_ACCEPTANCE = 0.98
 # Of the newest draft, in the average over a slot's drafts; and of the credit, in each step without any: an output that
@@ -84,6 +86,7 @@ class DraftLengths:
         num_wrong = np.count_nonzero(num_accepted < num_drafts)
         self._credit = 1 - (1 - self._credit) * (1 - _SLOW_WEIGHT) ** int(num_accepted.sum())
         self._credit *= (1 - _SLOW_WEIGHT) ** num_wrong
+        self._credit = min(max(self._credit, _LEAST_CREDIT), _FIRST_ACCEPTANCE)
 
     def record_guess(self, seconds: float, most_tokens: int) -> None:
         """How long guessing took, of at most so many tokens for a slot."""

@@ -20,7 +20,7 @@ from worker_svc.eagle3_checkpoint import is_eagle3, load_eagle3
 from worker_svc.loader import load_model, open_checkpoint
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.cpu_llama import check_shape
-from worker_svc.models.eagle3 import NUM_TAPS, Eagle3Head
+from worker_svc.models.eagle3 import Eagle3Head
 from worker_svc.models.model import Model
 from worker_svc.quantization import kept_types
 
@@ -41,7 +41,7 @@ class DraftModel:
         """What a step of the model needs more, so that the network sees its hidden states."""
         if not isinstance(self.network, Eagle3Head):
             return 0
-        return num_tokens * NUM_TAPS * self.network.config.target_hidden_size * dtype.itemsize
+        return num_tokens * self.network.fusion_size * dtype.itemsize
 
 
 def load_draft_model(

@@ -55,6 +55,9 @@ class Drafter(Protocol):
     def tap_layers(self) -> tuple[int, ...]:
         """The model's layers whose inputs `observe` wants to see."""
 
+    def warm_up(self, num_tokens: int) -> None:
+        """Once, before the first step: runs what it has on one token and on `num_tokens`, and writes no block."""
+
     def bind(self, admission: Admission) -> None:
         """A slot is bound to another sequence, whose known tokens are in the admission."""
 

@@ -15,6 +15,7 @@ from worker_svc.batch_inputs import Rows
 from worker_svc.drafting.draft_steps import flat, guess_on
 from worker_svc.drafting.drafter import DraftRequests, Drafts, TargetStep
 from worker_svc.models.eagle3 import Eagle3Head
+from worker_svc.rehearsal import rehearsal_batch
 from worker_svc.slots import SlotTable
 
 
@@ -43,6 +44,14 @@ class Eagle3Drafter:
         # Of each slot: the head's hidden state before the last known token, and how many tokens were known then.
         self._hidden = torch.zeros(max_num_seqs, head.config.layer.hidden_size, dtype=kv_cache.dtype, device=device)
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
+
+    def warm_up(self, num_tokens: int) -> None:
+        for count in (1, num_tokens):
+            token_ids = torch.zeros(count, dtype=torch.int64, device=self._device)
+            tapped = torch.zeros(count, self._head.fusion_size, dtype=self._hidden.dtype, device=self._device)
+            batch = rehearsal_batch(count, self._kv_cache.shape[3], self._head.num_positions, self._device)
+            hidden = self._head.forward(self._embed(token_ids), self._head.fuse(tapped), batch, self._kv_cache)
+            self._head.most_likely(hidden)
 
     def bind(self, admission: Admission) -> None:
         self._num_tokens[admission.slot] = 0

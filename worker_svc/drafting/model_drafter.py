@@ -17,6 +17,7 @@ from worker_svc.drafting.draft_coverage import DraftCoverage
 from worker_svc.drafting.draft_steps import flat, guess_on
 from worker_svc.drafting.drafter import DraftRequests, Drafts, TargetStep
 from worker_svc.models.model import Model
+from worker_svc.rehearsal import rehearse
 from worker_svc.slots import SlotTable
 
 # Known tokens that a slot may lack and be guessed for in the same step. A prompt takes as long as many guesses do, and
@@ -59,6 +60,10 @@ class ModelDrafter:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._device = device
         self._proposal: _Proposal | None = None
+
+    def warm_up(self, num_tokens: int) -> None:
+        for count in (1, num_tokens):
+            self._model.most_likely(rehearse(self._model, self._kv_caches, count, 1, self._device))
 
     def bind(self, admission: Admission) -> None:
         if self._coverage is not None:

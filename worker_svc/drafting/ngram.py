@@ -30,6 +30,9 @@ class NgramDrafter:
     def tap_layers(self) -> tuple[int, ...]:
         return ()
 
+    def warm_up(self, num_tokens: int) -> None:
+        """Nothing has to be compiled."""
+
     def bind(self, admission: Admission) -> None:
         """The tokens are read from the slot table."""
 

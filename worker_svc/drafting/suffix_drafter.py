@@ -44,6 +44,9 @@ class SuffixDrafter:
         self._memory = SuffixMemory(memory_bytes) if memory_bytes else None
         self._texts: dict[int, _Text] = {}
 
+    def warm_up(self, num_tokens: int) -> None:
+        """Nothing has to be compiled."""
+
     def bind(self, admission: Admission) -> None:
         if admission.pooling is None:
             self._texts[admission.slot] = _Text(len(admission.token_ids))

@@ -40,6 +40,8 @@ class Eagle3Head:
 
     def __init__(self, config: Eagle3Config, *, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
+        self.num_positions = num_positions
+        self.fusion_size = NUM_TAPS * config.target_hidden_size
         layer = config.layer
         hidden, inner = layer.hidden_size, layer.intermediate_size
         query_size, kv_size = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
@@ -51,7 +53,7 @@ class Eagle3Head:
         def norm() -> Tensor:
             return torch.empty(hidden, dtype=dtype, device=device)
 
-        self.fusion = linear(NUM_TAPS * config.target_hidden_size, hidden)
+        self.fusion = linear(self.fusion_size, hidden)
         self.embedding_norm, self.hidden_norm, self.mlp_norm, self.norm = norm(), norm(), norm(), norm()
         self.qkv = linear(2 * hidden, query_size + 2 * kv_size, layer.qkv_bias)
         self.output = linear(query_size, hidden, layer.attention_output_bias)
@@ -66,7 +68,7 @@ class Eagle3Head:
         self._cos, self._sin = cos.to(device), sin.to(device)
 
     def fuse(self, tapped: Tensor) -> Tensor:
-        """The model's hidden states [tokens, 3 * target hidden] -> [tokens, hidden]."""
+        """The model's hidden states [tokens, fusion_size] -> [tokens, hidden]."""
         return self.fusion(tapped)
 
     def forward(self, embeddings: Tensor, hidden: Tensor, batch: AttentionBatch, kv_cache: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from worker_svc.parallel.commands import BUFFER_BYTES, Command, decode, encode, num_bytes_beyond
+from worker_svc.parallel.watch import reaching_others
 
 _CONNECT_TIMEOUT_S = 60.0
 # Rank, and whether this is the connection for commands.
@@ -91,13 +92,14 @@ class CommandSender:
         self._peers = peers
 
     def send(self, command: Command, ranks: Iterable[int]) -> None:
-        """Raises OSError if one of `ranks` is gone."""
+        """Raises GroupLost if one of `ranks` is gone."""
         buffer, rest = encode(command)
-        for rank in ranks:
-            peer = self._peers[rank]
-            peer.sendall(buffer.data)
-            if rest is not None:
-                peer.sendall(rest.data)
+        with reaching_others():
+            for rank in ranks:
+                peer = self._peers[rank]
+                peer.sendall(buffer.data)
+                if rest is not None:
+                    peer.sendall(rest.data)
 
 
 class CommandReceiver:
@@ -109,10 +111,11 @@ class CommandReceiver:
         self._buffer = np.zeros(BUFFER_BYTES, np.uint8)
 
     def receive(self) -> Command:
-        """Waits as long as it takes. Raises OSError if rank 0 is gone."""
-        self._fill(self._buffer)
-        rest = np.zeros(num_bytes_beyond(self._buffer), np.uint8)
-        self._fill(rest)
+        """Waits as long as it takes. Raises GroupLost if rank 0 is gone."""
+        with reaching_others():
+            self._fill(self._buffer)
+            rest = np.zeros(num_bytes_beyond(self._buffer), np.uint8)
+            self._fill(rest)
         return decode(self._buffer, rest, self._device)
 
     def _fill(self, buffer: NDArray[np.uint8]) -> None:

@@ -15,7 +15,7 @@ from worker_svc.parallel.ranks import RankGroup
 
 @torch.inference_mode()
 def follow(receiver: CommandReceiver, part: Model, cache: KvCache, ranks: RankGroup) -> None:
-    """Returns at the end of the group. Raises OSError or RuntimeError if another rank is gone."""
+    """Returns at the end of the group. Raises GroupLost if another rank is gone."""
     while True:
         command = receiver.receive()
         match command:

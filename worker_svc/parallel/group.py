@@ -23,7 +23,7 @@ from worker_svc.parallel.layout import Layout
 from worker_svc.parallel.leader import LeaderKvCache, LeaderModel
 from worker_svc.parallel.ranks import RankGroup
 from worker_svc.parallel.shared_sum import SharedSum, open_shared_sum
-from worker_svc.parallel.watch import Watch
+from worker_svc.parallel.watch import Watch, reaching_others
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -58,9 +58,10 @@ class Place:
 
 @contextmanager
 def communication(place: Place, device: torch.device) -> Iterator[None]:
-    """torch.distributed between all ranks, which is what joining a group needs."""
+    """torch.distributed between all ranks, which is what joining a group needs. Raises GroupLost."""
     _choose_interface(place.host)
-    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    with reaching_others():
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     yield
     # Not after an error: it would wait for ranks that are gone.
     dist.destroy_process_group()
@@ -86,17 +87,18 @@ class Group:
 
     @classmethod
     def join(cls, place: Place, device: torch.device, parent: socket.socket | None) -> Self:
-        """`parent`: the socket of the process that started this one, if nobody else waits for its end. Raises OSError
-        or RuntimeError if the other ranks cannot be reached."""
+        """`parent`: the socket of the process that started this one, if nobody else waits for its end. Raises GroupLost
+        if the other ranks cannot be reached."""
         layout = place.layout
-        # Of each stage, in one order at every rank, as new_group asks.
-        groups = [dist.new_group(list(layout.stage_ranks(stage))) for stage in range(layout.pipeline_size)]
-        connections = connect(place.host)
-        watch = Watch(connections.signs_of_life, parent)
-        group, ranks = groups[layout.stage], layout.stage_ranks(layout.stage)
         shared_sum = None
-        if group is not None and device.type == "cpu" and len(ranks) > 1 and place.shares_machine(ranks):
-            shared_sum = open_shared_sum(group, ranks)
+        with reaching_others():
+            # Of each stage, in one order at every rank, as new_group asks.
+            groups = [dist.new_group(list(layout.stage_ranks(stage))) for stage in range(layout.pipeline_size)]
+            connections = connect(place.host)
+            watch = Watch(connections.signs_of_life, parent)
+            group, ranks = groups[layout.stage], layout.stage_ranks(layout.stage)
+            if group is not None and device.type == "cpu" and len(ranks) > 1 and place.shares_machine(ranks):
+                shared_sum = open_shared_sum(group, ranks)
         return cls(place, group, shared_sum, connections, watch)
 
     @property

@@ -20,18 +20,26 @@ def main(config: WorkerConfig, supervisor: socket.socket, link: ParentLink) -> N
     # It imports torch, which takes seconds; whoever supervises has its connection by now.
     from worker_svc.device import resolve_device
     from worker_svc.parallel.group import Group, Place, communication
+    from worker_svc.parallel.watch import GroupLost, end_with_group
 
     place = Place.of(config, os.environ)
     is_leader = place.layout.rank == 0
     device = resolve_device(config.device, place.local_rank)
-    with communication(place, device):
-        # Rank 0's event loop sees its supervisor's end by itself.
-        group = Group.join(place, device, None if is_leader else supervisor)
-        if is_leader:
-            _lead(config, link, group)
-        else:
-            _follow(config, group)
-        group.leave()
+    try:
+        with communication(place, device):
+            # Rank 0's event loop sees its supervisor's end by itself.
+            group = Group.join(place, device, None if is_leader else supervisor)
+            if is_leader:
+                _lead(config, link, group)
+            else:
+                _follow(config, group)
+            group.leave()
+    except* GroupLost as lost:
+        # Whatever task or thread it came from, the reason is the same.
+        first: BaseException = lost
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        end_with_group(str(first))
 
 
 def _lead(config: WorkerConfig, link: ParentLink, group: Group) -> None:

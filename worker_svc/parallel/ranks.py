@@ -12,10 +12,12 @@ from torch.nn import functional
 
 from worker_svc.parallel.layout import Layout
 from worker_svc.parallel.shared_sum import MAX_PART_BYTES, SharedSum
+from worker_svc.parallel.watch import reaching_others
 
 
 class Ranks(Protocol):
-    """All ranks of a group call the same methods in the same order, each with its part."""
+    """All ranks of a group call the same methods in the same order, each with its part. Every method raises GroupLost
+    if another rank is gone."""
 
     @property
     def layout(self) -> Layout: ...
@@ -90,10 +92,11 @@ class RankGroup:
     def sum(self, part: Tensor) -> Tensor:
         if self.layout.tensor_size == 1:
             return part
-        if self._shared_sum is not None and part.nbytes <= MAX_PART_BYTES:
-            self._shared_sum.sum(part)
-        else:
-            dist.all_reduce(part, group=self._tensor_group)
+        with reaching_others():
+            if self._shared_sum is not None and part.nbytes <= MAX_PART_BYTES:
+                self._shared_sum.sum(part)
+            else:
+                dist.all_reduce(part, group=self._tensor_group)
         return part
 
     def embed(self, token_ids: Tensor, rows: Tensor) -> Tensor:
@@ -128,30 +131,35 @@ class RankGroup:
 
     def send(self, hidden: Tensor) -> None:
         # As many as there are stages after this one may wait there to be taken.
-        while len(self._sending) >= self.layout.pipeline_size:
-            self._sending.popleft()[0].wait()
-        work = dist.isend(hidden, self.layout.rank - self.layout.tensor_size)
+        with reaching_others():
+            while len(self._sending) >= self.layout.pipeline_size:
+                self._sending.popleft()[0].wait()
+            work = dist.isend(hidden, self.layout.rank - self.layout.tensor_size)
         assert work is not None
         self._sending.append((work, hidden))
 
     def receive(self, hidden: Tensor) -> Tensor:
-        dist.recv(hidden, self.layout.rank + self.layout.tensor_size)
+        with reaching_others():
+            dist.recv(hidden, self.layout.rank + self.layout.tensor_size)
         return hidden
 
     def share_from_root(self, tensor: Tensor) -> Tensor:
         """Fills `tensor` at every rank of this stage with that of its tensor rank 0."""
         if self.layout.tensor_size > 1:
-            dist.broadcast(tensor, self._root, group=self._tensor_group)
+            with reaching_others():
+                dist.broadcast(tensor, self._root, group=self._tensor_group)
         return tensor
 
     def numbers(self, number: int) -> list[int]:
         """Those of all ranks of the group."""
         numbers: list[int | None] = [None] * self.layout.num_ranks
-        dist.all_gather_object(numbers, number)
+        with reaching_others():
+            dist.all_gather_object(numbers, number)
         return [number for number in numbers if number is not None]
 
     def _gather(self, part: Tensor) -> list[Tensor] | None:
         is_root = self.layout.tensor_rank == 0
         parts = [torch.empty_like(part) for _ in range(self.layout.tensor_size)] if is_root else None
-        dist.gather(part, parts, dst=self._root, group=self._tensor_group)
+        with reaching_others():
+            dist.gather(part, parts, dst=self._root, group=self._tensor_group)
         return parts

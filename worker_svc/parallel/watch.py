@@ -6,12 +6,15 @@ silence, of a machine that is cut off or a process that was stopped, after some 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import NoReturn
 
 import structlog
 
@@ -22,6 +25,20 @@ SILENCE_TIMEOUT_S = 10.0
 # The exit code of a rank that ends because its group is broken.
 GROUP_LOST = 75
 _BEAT, _GOODBYE = b".", b"!"
+
+
+class GroupLost(Exception):
+    """Another rank cannot be reached any more."""
+
+
+@contextlib.contextmanager
+def reaching_others() -> Iterator[None]:
+    """Around what does nothing but talk to other ranks: raises GroupLost where that fails."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch.distributed has no type of its own for a connection that ended.
+        raise GroupLost(str(error).partition("\n")[0]) from None
 
 
 class Watch:
@@ -63,13 +80,13 @@ class Watch:
                     self._hear(int(key.data))
             for rank in self._peers:
                 if (silence_s := time.monotonic() - self._heard_s[rank]) > SILENCE_TIMEOUT_S:
-                    _end(f"rank {rank} has been silent for {silence_s:.0f} s")
+                    end_with_group(f"rank {rank} has been silent for {silence_s:.0f} s")
 
     def _hear_parent(self) -> None:
         assert self._parent is not None
         # It asks for a drain, which is rank 0's affair, or it is gone.
         if not self._parent.recv(64):
-            _end("the process that started this rank is gone")
+            end_with_group("the process that started this rank is gone")
 
     def _tell(self, what: bytes) -> None:
         for rank, peer in self._peers.items():
@@ -79,7 +96,7 @@ class Watch:
                 # It has not read for long; its silence will tell.
                 continue
             except OSError:
-                _end(f"rank {rank} is gone")
+                end_with_group(f"rank {rank} is gone")
 
     def _hear(self, rank: int) -> None:
         try:
@@ -87,15 +104,15 @@ class Watch:
         except OSError:
             heard = b""
         if not heard:
-            _end(f"rank {rank} is gone")
+            end_with_group(f"rank {rank} is gone")
         self._heard_s[rank] = time.monotonic()
         if heard.endswith(_GOODBYE):
             self._selector.unregister(self._peers.pop(rank))
 
 
-def _end(reason: str) -> None:
+def end_with_group(reason: str) -> NoReturn:
+    """The other threads may wait for the lost rank, so nothing less than the end of the process would do."""
     log.error("this rank ends with its group", reason=reason)
     sys.stderr.flush()
     sys.stdout.flush()
-    # The other threads may wait for the lost rank, so nothing less would do.
     os._exit(GROUP_LOST)

@@ -1,0 +1,46 @@
+"""May a setting have this value? If not, the error names its flag and what is accepted."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from pageloom.errors import InvalidConfig
+
+MAX_PORT = 65535
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def require_port(name: str, value: int) -> None:
+    if not 0 <= value <= MAX_PORT:
+        raise InvalidConfig(f"{flag_name(name)} must be a port between 0 and {MAX_PORT}, not {value}")
+
+
+def require_origin(origin: str) -> None:
+    # A path, or a slash at the end, would never equal what a browser sends.
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise InvalidConfig(f"--allowed-origins takes an origin such as https://example.com, or *, not {origin!r}")
+
+
+def require_at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise InvalidConfig(f"{flag_name(name)} must be at least {low}, not {value}")
+
+
+def require_room_for_decodes(max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    # Every running sequence may continue in every step, so a step must have room for all.
+    if max_num_batched_tokens < max_num_seqs:
+        raise InvalidConfig(
+            f"--max-num-batched-tokens must be at least --max-num-seqs, which is {max_num_seqs}, "
+            f"not {max_num_batched_tokens}"
+        )
+
+
+def require_one_of(name: str, value: str | int, accepted: type[Enum]) -> None:
+    values = [choice.value for choice in accepted]
+    if value not in values:
+        names = ", ".join(map(str, values))
+        raise InvalidConfig(f"{flag_name(name)} must be one of {names}, not {value}")
