@@ -56,13 +56,14 @@ class GrammarProcess:
         """Raises Unavailable, with the reason in the log."""
         settings = await asyncio.to_thread(_settings, tokenizer, form_limits, grammar_limits)
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await asyncio.to_thread(spawn, theirs)
-        except OSError as error:
-            ours.close()
-            raise _not_started(str(error)) from None
-        answers, requests = await asyncio.open_unix_connection(sock=ours)
+        with theirs:
+            answers, requests = await asyncio.open_unix_connection(sock=ours)
+            try:
+                # Takes a millisecond; from a thread it would be nobody's child if we are cancelled meanwhile.
+                process = spawn(theirs)
+            except OSError as error:
+                requests.close()
+                raise _not_started(str(error)) from None
         started = cls(process, requests, answers)
         assert process.stderr is not None
         with process.stderr as words:
