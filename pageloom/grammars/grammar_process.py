@@ -99,10 +99,13 @@ class GrammarProcess:
         self._process.kill()
         # The system closes its end after it has taken its memory back. Not waited for in a thread: when an interpreter
         # ends, there are none any more.
-        with suppress(ConnectionError):
-            await self._answers.read()
-        self._requests.close()
-        self._process.wait()
+        try:
+            with suppress(ConnectionError):
+                await self._answers.read()
+        finally:
+            # Also if we are cancelled, for nobody else would wait for it.
+            self._requests.close()
+            self._process.wait()
 
     def _demote(self) -> None:
         self.demoted = True
