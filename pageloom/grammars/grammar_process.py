@@ -58,11 +58,18 @@ class GrammarProcess:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = await asyncio.to_thread(spawn, theirs)
+                # Not in a thread: whoever is cancelled while he waits for it would leave a process behind.
+                process = spawn(theirs)
         except OSError as error:
             ours.close()
             raise _not_started(str(error)) from None
-        answers, requests = await asyncio.open_unix_connection(sock=ours)
+        try:
+            answers, requests = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            with process:
+                process.kill()
+            raise
         started = cls(process, requests, answers)
         assert process.stderr is not None
         with process.stderr as words:
