@@ -56,20 +56,14 @@ class GrammarProcess:
         """Raises Unavailable, with the reason in the log."""
         settings = await asyncio.to_thread(_settings, tokenizer, form_limits, grammar_limits)
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                # Not in a thread: whoever is cancelled while he waits for it would leave a process behind.
-                process = spawn(theirs)
-        except OSError as error:
-            ours.close()
-            raise _not_started(str(error)) from None
-        try:
+        with theirs:
             answers, requests = await asyncio.open_unix_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            with process:
-                process.kill()
-            raise
+            try:
+                # Takes a millisecond; from a thread it would be nobody's child if we are cancelled meanwhile.
+                process = spawn(theirs)
+            except OSError as error:
+                requests.close()
+                raise _not_started(str(error)) from None
         started = cls(process, requests, answers)
         assert process.stderr is not None
         with process.stderr as words:

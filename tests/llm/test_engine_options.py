@@ -1,5 +1,6 @@
 """What `LLM(...)` takes, and what it says of what it does not take."""
 
+import dataclasses
 import inspect
 
 import pytest
@@ -7,12 +8,15 @@ import pytest
 from pageloom import LLM, AsyncLLM, cli
 from pageloom.config import SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig, ModelLoadError, StartupError
+from pageloom.grammar_limits import GrammarLimits
 from pageloom.llm.engine_options import EngineOptions, LLMOptions, engine_config, naming_arguments
 
-# Of the command line: where processes listen, how they stop, and what they are called by others.
+# Of the command line: where processes listen, how they stop, what they are called by others, and what protects a server
+# from its clients.
 NOT_OF_A_PROGRAM = {
     "model", "host", "port", "uds", "metrics_host", "metrics_port", "shutdown_timeout", "simulate", "scheduler",
     "worker_id", "node_rank",
+    *(field.name for field in dataclasses.fields(GrammarLimits)),
 }  # fmt: skip
 
 
