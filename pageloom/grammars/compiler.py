@@ -44,7 +44,8 @@ class GrammarCompiler:
         self._places = asyncio.Semaphore(MAX_PROCESSES)
         self._idle: list[GrammarProcess] = []
         self._tasks = asyncio.TaskGroup()
-        self._running: set[asyncio.Task[None]] = set()
+        # Those that have not answered yet. Cancelled while it cleans up, one would leave a process behind.
+        self._running: dict[bytes, asyncio.Task[None]] = {}
         # What is being found out, by the grammar's digest; who wants to know waits for it.
         self._outcomes: dict[bytes, asyncio.Future[str]] = {}
         # Least recently used first; empty for a grammar that is fine.
@@ -57,9 +58,12 @@ class GrammarCompiler:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._running:
+        for task in self._running.values():
             task.cancel()
         await self._tasks.__aexit__(None, None, None)
+        for outcome in self._outcomes.values():
+            # Its task had not begun.
+            outcome.cancel()
         while self._idle:
             await self._idle.pop().kill()
 
@@ -83,9 +87,7 @@ class GrammarCompiler:
             if len(self._outcomes) >= MAX_COMPILATIONS:
                 raise Overloaded("too many grammars are being compiled")
             outcome = self._outcomes[key] = asyncio.get_running_loop().create_future()
-            task = self._tasks.create_task(self._compile(key, grammar, outcome))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running[key] = self._tasks.create_task(self._compile(key, grammar, outcome))
         return outcome
 
     async def _compile(self, key: bytes, grammar: str, outcome: asyncio.Future[str]) -> None:
@@ -102,7 +104,7 @@ class GrammarCompiler:
             finally:
                 # Does nothing unless we are cancelled.
                 outcome.cancel()
-                del self._outcomes[key]
+                del self._outcomes[key], self._running[key]
 
     async def _take_place(self, leaving: AsyncExitStack) -> None:
         try:
