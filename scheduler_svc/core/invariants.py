@@ -22,7 +22,7 @@ def check(scheduler: Scheduler) -> None:
         _check_pool(group, where)
         _check_promises(group, where)
         # Drafts of all steps that may be in flight at a time, which blocks may be held for.
-        num_drafts = group.max_num_draft_tokens * scheduler.limits.max_num_steps_in_flight
+        num_drafts = group.max_num_draft_tokens * group.max_num_steps_in_flight
         for binding in group.bound:
             _check_progress(group, binding, num_drafts, f"{where}, slot {binding.slot}")
         _check_drafts(group, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core import policy
-from scheduler_svc.core.slot_columns import Bools, Ints
+from scheduler_svc.core.slot_columns import Ints
 from scheduler_svc.core.worker_group import WorkerGroup
 
 
@@ -24,11 +24,12 @@ class Lookahead:
         self.changed_slots: tuple[int, ...] = ()
         self.changed_limits: tuple[int, ...] = ()
 
-    def choose(self, runs: Bools, budget: int) -> None:
-        """For each slot that is to run on. Who has to see each token before the next is drawn has no drafts."""
+    def choose(self, slots: Ints, budget: int) -> None:
+        """For `slots`, which run on. Who has to see each token before the next is drawn has no drafts."""
         columns = self._group.columns
-        limit = policy.draft_limit(self._group.draft_limit, int(np.count_nonzero(runs)), budget)
-        self._chosen = np.where(runs, np.where(columns.waits_for_tokens, 0, limit), columns.draft_limit)
+        limit = policy.draft_limit(self._group.draft_limit, len(slots), budget)
+        self._chosen = columns.draft_limit.copy()
+        self._chosen[slots] = np.where(columns.waits_for_tokens[slots], 0, limit)
 
     def most_planned(self) -> Ints:
         """Most tokens of each slot that the steps in flight leave with their KV written, if the slot then runs on."""
@@ -37,11 +38,10 @@ class Lookahead:
         most: Ints = np.minimum(columns.num_planned + columns.num_drafts_ahead, columns.max_len - 2)
         return most
 
-    def cramped(self, runs: Bools) -> list[int]:
-        """The slots that could run more drafts if they had more blocks."""
-        columns = self._group.columns
-        slots: list[int] = np.flatnonzero(runs & columns.active & (self._reach() > columns.capacity)).tolist()
-        return slots
+    def cramped(self, slots: Ints) -> list[int]:
+        """Those of `slots` that could run more drafts if they had more blocks."""
+        cramped: list[int] = slots[self._reach()[slots] > self._group.columns.capacity[slots]].tolist()
+        return cramped
 
     def num_missing_blocks(self, slot: int) -> int:
         missing = int(self._reach()[slot] - self._group.columns.capacity[slot])

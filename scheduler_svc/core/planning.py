@@ -55,18 +55,10 @@ class StepDraft:
         # Whose last token is in flight, and who has to see the one in flight, may not run ahead.
         runs = ready & (columns.num_drawn < columns.max_len)
         runs &= ~(columns.waits_for_tokens & (columns.num_drawn > columns.num_known))
-        num_ready = int(np.count_nonzero(runs))
         if self._group.num_stages > 1:
-            runs = self._without_those_away(runs)
-        if self._lookahead is not None:
-            self._lookahead.choose(runs, self.budget)
-        self._hold_without_room(runs)
-        # Growth may have preempted some.
-        runs &= columns.active
-        slots = np.flatnonzero(runs)
-        if self._group.num_stages > 1:
-            # After growth, so that one without room takes nobody's turn for ever.
-            slots = self._turn(slots, num_ready)
+            slots = self._turn(self._without_those_away(runs), num_ready=int(np.count_nonzero(runs)))
+        else:
+            slots = self._with_room(runs)
         if len(slots) > self.budget:
             first_slots = self._first_in_memory(slots)
             self._short_slots += np.setdiff1d(slots, first_slots).tolist()
@@ -77,6 +69,8 @@ class StepDraft:
         self._decode_slots = slots
         self.budget -= len(slots)
         if self._lookahead is not None:
+            self._lookahead.choose(slots, self.budget + len(slots))
+            self._make_room_for_drafts(self._lookahead, slots)
             self.budget -= self._lookahead.reserve(slots)
         columns.num_planned[slots] += 1
         columns.num_drawn[slots] += 1
@@ -143,14 +137,25 @@ class StepDraft:
         here: Bools = runs & ~is_away
         return here if here.any() or len(group.catching_up) else runs
 
-    def _turn(self, slots: Ints, num_ready: int) -> Ints:
-        """Of `slots`, as many as leave each stage its part of those that could run; first who ran longest ago."""
+    def _turn(self, runs: Bools, *, num_ready: int) -> Ints:
+        """As many as leave each stage its part of those that could run: first who ran longest ago. One without room
+        takes nobody's turn, and none gets a block before its turn."""
         num_most = -(-num_ready // self._group.num_stages)
-        longest_ago = np.argsort(self._group.columns.last_step[slots], kind="stable")[:num_most]
-        return np.sort(slots[longest_ago])
+        waiting = np.flatnonzero(runs)
+        waiting = waiting[np.argsort(self._group.columns.last_step[waiting], kind="stable")]
+        taken = _NO_SLOTS
+        while len(waiting) and len(taken) < num_most:
+            chosen = np.zeros_like(runs)
+            num_left = num_most - len(taken)
+            chosen[waiting[:num_left]] = True
+            waiting = waiting[num_left:]
+            taken = np.concatenate((taken, self._with_room(chosen)))
+        # Growth of a later one may have preempted some.
+        return np.sort(taken[self._group.columns.active[taken]])
 
-    def _hold_without_room(self, runs: Bools) -> None:
-        """Grows those whose blocks are full; clears who cannot. Then those that could run more drafts."""
+    def _with_room(self, runs: Bools) -> Ints:
+        """The slots of `runs` that have a block for their next token; those whose blocks are full get one if they
+        can."""
         columns = self._group.columns
         planned = columns.num_planned if self._lookahead is None else self._lookahead.most_planned()
         full_slots: list[int] = np.flatnonzero(runs & (planned >= columns.capacity)).tolist()
@@ -159,9 +164,7 @@ class StepDraft:
             if columns.active[binding.slot] and not self._grow(binding):
                 runs[binding.slot] = False
                 self._short_slots.append(binding.slot)
-        if self._lookahead is not None:
-            for binding in sorted(map(self._bound_at, self._lookahead.cramped(runs)), key=_order):
-                self._grow_if_spare(binding, self._lookahead.num_missing_blocks(binding.slot))
+        return np.flatnonzero(runs & columns.active)
 
     def _grow(self, binding: Binding) -> bool:
         group = self._group
@@ -178,6 +181,11 @@ class StepDraft:
             block_id = group.tables.grow(binding)
         self._add_block(binding, block_id)
         return True
+
+    def _make_room_for_drafts(self, lookahead: Lookahead, slots: Ints) -> None:
+        """Grows those of `slots`, which run, that could run more drafts if they had more blocks."""
+        for binding in sorted(map(self._bound_at, lookahead.cramped(slots)), key=_order):
+            self._grow_if_spare(binding, lookahead.num_missing_blocks(binding.slot))
 
     def _grow_if_spare(self, binding: Binding, num_blocks: int) -> None:
         """For drafts, blocks beyond the one that is left for the growth of each. They serve what it draws later."""

@@ -97,14 +97,14 @@ class Scheduler:
         group = self.groups.pop(worker_id)
         self.registry.counters.num_lost_workers += 1
         self._measure_memory()
-        in_flight = group.columns.last_step > group.num_committed_steps
+        running_slots = group.running_slots()
         endings: list[Ending] = []
         for binding in group.bound:
             sequence = binding.sequence
             if not sequence.finished:
                 if group.columns.num_steps[binding.slot]:
                     sequence.num_lost_runs = 0
-                sequence.num_lost_runs += bool(in_flight[binding.slot])
+                sequence.num_lost_runs += binding.slot in running_slots
                 self._note_stop(group, binding, now, worker_lost=True)
         for sequence in group.dissolve():
             if sequence.num_lost_runs < self.limits.max_num_lost_runs:

@@ -196,6 +196,15 @@ class WorkerGroup:
             return None
         return next((step for step in self.in_flight if step.plan.step == result.step), None)
 
+    def running_slots(self) -> set[int]:
+        """Those that a step in flight runs; one that it only gives a block to does not run."""
+        return {
+            slot
+            for step in self.in_flight
+            for slots in (step.decode_slots, step.chunk_slots)
+            for slot in slots.tolist()
+        }
+
     def finish_step(self) -> list[Sequence]:
         """The oldest step's changes are made: what was kept for it is free. The sequences that wait again."""
         self.num_committed_steps = self.in_flight.popleft().plan.step

@@ -203,6 +203,8 @@ class PaperWorld:
     def commit_stale(self, worker_id: str, *, epoch_offset: int = 0, step_offset: int = 0) -> None:
         """A result of another epoch, or of a step that is not in flight, arrives, and nothing happens."""
         attachment = self.workers[worker_id]
+        # Beyond those that are in flight, however many stages there are.
+        step_offset += len(attachment.flights) if step_offset > 0 else 0
         step = max(0, attachment.num_committed_steps + step_offset)
         result = StepResult(epoch=attachment.epoch + epoch_offset, step=step, slots=(0,), token_ids=(1,))
         self._tell(f"stale commit {worker_id}", result)
