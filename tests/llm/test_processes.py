@@ -12,7 +12,10 @@ import psutil
 import pytest
 
 TIMEOUT_S = 60.0
+# Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be here.
 PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pageloom import LLM, SamplingParams
 from pageloom.errors import EngineError
 print("starting", flush=True)

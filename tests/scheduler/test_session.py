@@ -455,7 +455,8 @@ async def test_a_session_that_breaks_fails_its_requests_and_is_opened_again():
                 while not driver.readers:
                     running = reading(client, request())
                     # The channel pauses between its attempts to connect.
-                    await asyncio.wait([running], timeout=0.1)
+                    while not (driver.readers or running.done()):  # noqa: ASYNC110 -- polled as above
+                        await asyncio.sleep(0.01)
             driver.finish("r", 0)
             assert await running == [ended(0, 0)]
 
