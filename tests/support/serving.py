@@ -48,12 +48,13 @@ class Serving:
         return metric(httpx.get(self.metrics_url).text, name)
 
     def wait_until_ready(self) -> None:
+        """Returns when it serves, and has said so: it answers once its first worker can, before the others are up."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.output()}")
             try:
-                if httpx.get(f"{self.url}/ready", timeout=2.0).status_code == 200:
+                if "Ctrl-C drains" in self.output() and httpx.get(f"{self.url}/ready", timeout=2.0).is_success:
                     return
             except httpx.TransportError:
                 pass
