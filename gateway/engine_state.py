@@ -75,7 +75,7 @@ class EngineState:
         if self._info.draining:
             self._set_obstacle("the scheduler is shutting down")
         elif not serving or not self._info.workers or self._info.model is None:
-            self._set_obstacle("no worker is attached to the scheduler")
+            self._set_obstacle("no worker is attached to the scheduler; one that starts is still loading the model")
         else:
             self._obstacle = None
             _log.info("engine serves", model=self._info.model.name, workers=len(self._info.workers))

@@ -81,7 +81,11 @@ async def _run(
         sending.result()
     except* OSError as group:
         raise StartupError(f"cannot write the answers: {group.exceptions[0]}") from None
-    return EXIT_FAILED if output.num_failed else 0
+    if not output.num_failed:
+        return 0
+    if config.output_file != STANDARD:
+        console.print(f"What failed, and why: {errors_path(config.output_file)}", highlight=False, soft_wrap=True)
+    return EXIT_FAILED
 
 
 async def _first(sending: asyncio.Future[None], ended: asyncio.Future[object]) -> None:

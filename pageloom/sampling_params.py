@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from numbers import Integral, Real
 from types import MappingProxyType
 
 from pageloom.errors import InvalidRequest
@@ -143,6 +144,10 @@ def _require_at_most(name: str, count: int, what: str, most: int) -> None:
 
 
 def _require_in_range(name: str, value: float, low: float, high: float) -> None:
+    """Bounds that are integers mean that the value is to be one."""
+    kind, accepted = (Integral, "an integer") if isinstance(low, int) else (Real, "a number")
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name} must be {accepted}, not {value!r}", param=name)
     # Written so that NaN fails too.
     if not low <= value <= high:
         # A bound that only the wire has is worth naming only to who has broken it.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def read_prompts(engine: Engine, prompts: PromptType | Sequence[PromptType], name: str = "prompts") -> list[Prompt]:
     """Raises InvalidRequest or ContextLengthExceeded."""
-    given = listed(prompts)
+    given = listed(prompts, name)
     names = [name] if len(given) == 1 else [f"{name}[{index}]" for index in range(len(given))]
     tokenizer, info = engine.model.tokenizer, engine.info
     return [read_prompt(each, tokenizer, info, its_name) for each, its_name in zip(given, names, strict=True)]

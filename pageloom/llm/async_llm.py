@@ -13,9 +13,10 @@ from rich.console import Console
 from pageloom.errors import DuplicateRequest
 from pageloom.llm import arguments as args
 from pageloom.llm.answer import Answer
+from pageloom.llm.argument_names import check_names
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts
 from pageloom.llm.engine import Engine
-from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
+from pageloom.llm.engine_options import LLMOptions, engine_config, naming_arguments
 from pageloom.llm.held import Held
 from pageloom.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from pageloom.llm.pooling import pool_all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from pageloom.config import DEFAULT_GENERATION_CONFIG, DEFAULT_PARSER, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig, StartupError
+from pageloom.llm.argument_names import check_names
 from pageloom.llm.engine import EngineConfig
 from pageloom.local_stack import StackConfig
 from pageloom.option_names import settings_of
@@ -77,7 +77,7 @@ class LLMOptions(EngineOptions, total=False):
 # Arguments of vLLM's LLM that mean nothing here -> why.
 _NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
-        "trust_remote_code": "models bring no code here",
+        "trust_remote_code": "models bring no code here, so leave it out",
         "enforce_eager": "nothing is compiled when the engine starts",
         "tokenizer": "the tokenizer is that of the model's files",
         "tokenizer_mode": "the tokenizer is that of the model's files",
@@ -95,7 +95,7 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)")
 def engine_config(caller: str, model: str, options: LLMOptions) -> EngineConfig:
     """Raises TypeError for an argument that nobody knows, and InvalidConfig, naming the argument."""
     given = cast("dict[str, Any]", options)
-    check_names(caller, given, LLMOptions)
+    check_names(caller, given, LLMOptions, _NOT_HERE)
     _check_types(given)
     engine = {
         name: value for name, value in given.items() if name in EngineOptions.__annotations__ and value is not None
@@ -142,19 +142,6 @@ def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:
             gateway=None,
             num_workers=_num_workers(params),
         )
-
-
-def check_names(caller: str, given: Mapping[str, object], known_in: type) -> None:
-    """Raises TypeError for an argument that is no key of a TypedDict, with what may have been meant."""
-    known = get_type_hints(known_in)
-    for name in given:
-        if name in known:
-            continue
-        message = f"{caller}() got an unexpected keyword argument {name!r}"
-        if name in _NOT_HERE:
-            raise TypeError(f"{message}: {_NOT_HERE[name]}")
-        close = difflib.get_close_matches(name, known, n=1)
-        raise TypeError(f"{message}; did you mean {close[0]!r}?" if close else message)
 
 
 def _speculation(given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from pageloom.batch_progress import BatchProgress
 from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.llm import arguments as args
 from pageloom.llm import outputs
+from pageloom.llm.argument_names import check_names
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts, listed_chats
 from pageloom.llm.engine import Engine
-from pageloom.llm.engine_options import LLMOptions, check_names, engine_config, naming_arguments
+from pageloom.llm.engine_options import LLMOptions, engine_config, naming_arguments
 from pageloom.llm.held import Held
 from pageloom.llm.loop_thread import LoopThread, shared_loop
 from pageloom.llm.metrics import Metric, read_metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
@@ -38,12 +38,14 @@ class Prompt:
     cache_salt: str = ""
 
 
-def listed(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """One prompt or several -> a list."""
+def listed(prompts: PromptType | Sequence[PromptType], name: str = "prompts") -> list[PromptType]:
+    """One prompt or several -> a list. Raises InvalidRequest."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
     if isinstance(prompts, Sequence) and prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"{name} must be {_ACCEPTED}, or a list of these, not {prompts!r}", param=name)
     return list(prompts)  # type: ignore[arg-type]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from numbers import Integral
+from types import MappingProxyType
 from typing import Any, Self
 
 from pageloom import sampling_params
@@ -12,9 +14,20 @@ from pageloom.errors import InvalidRequest
 from pageloom.field_errors import naming_fields
 from pageloom.grammars.schemas import FormOptions
 from pageloom.grammars.structured_outputs import constrained_field
+from pageloom.llm.argument_names import check_names
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
+_WITH = "structured_outputs=StructuredOutputsParams({}=...) says it"
+# Parameters of others that are not there -> what is there instead.
+_NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        **{f"guided_{name}": _WITH.format(name) for name in ("json", "regex", "choice", "grammar", "json_object")},
+        "best_of": "all n answers are returned; draw more and choose",
+        "use_beam_search": "answers are sampled",
+        "truncate_prompt_tokens": "prompts are given as they are to be read",
+    }
+)
 # The one place for what the sampler does unless it is told.
 _SAMPLER = sampling_params.SamplingParams()
 
@@ -51,7 +64,7 @@ class SamplingParams:
     texts: `n` answers, `stop` strings, `bad_words`, `structured_outputs`, special tokens. `max_tokens` None is the rest
     of the context. `seed` −1 is none. `spaces_between_special_tokens` has no effect: none are put there.
 
-    Raises InvalidRequest, which names the field, if a value is out of range.
+    Raises InvalidRequest, which names the field, if a value is out of range, and TypeError for a field that is none.
     """
 
     n: int = 1
@@ -79,6 +92,10 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __new__(cls, *_args: object, **given: object) -> Self:
+        check_names("SamplingParams", given, cls, _NOT_HERE)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self.sampler()
@@ -126,8 +143,11 @@ class SamplingParams:
         )
 
     def _check_texts(self) -> None:
-        if self.n < 1:
-            raise InvalidRequest(f"n must be at least 1, not {self.n}", param="n")
+        if not isinstance(self.n, int) or self.n < 1:
+            raise InvalidRequest(f"n must be an integer of at least 1, not {self.n!r}", param="n")
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            if not all(isinstance(token_id, Integral) for token_id in getattr(self, name) or ()):
+                raise InvalidRequest(f"{name} must have token ids, which are integers", param=name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty, which would allow nothing", param="allowed_token_ids")
         if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):

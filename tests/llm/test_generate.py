@@ -180,6 +180,7 @@ def test_from_several_threads(llm: LLM):
         (["a", [1, 99_999_999]], GREEDY, ["prompts[1]", "99999999", "49151"]),
         ([{"text": "a"}], GREEDY, ["'text'", "prompt_token_ids"]),
         ([1.5], GREEDY, ["prompts", "list of token ids"]),
+        (5, GREEDY, ["prompts", "list of token ids", "not 5"]),
         (["a", "b"], [GREEDY], ["sampling_params", "2 prompts"]),
         ("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")), ["structured_outputs.regex"]),
         ("a", SamplingParams(bad_words=[""]), ["bad_words"]),
@@ -252,6 +253,10 @@ def test_an_engine_that_runs_elsewhere(llm: LLM, address: str):
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
+        ({"max_tokens": "5"}, "max_tokens must be an integer, not '5'"),
+        ({"temperature": "0"}, "temperature must be a number, not '0'"),
+        ({"n": 1.5}, "n must be an integer"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
         ({"stop": ""}, "stop"),
         ({"stop": "a", "detokenize": False}, "detokenize"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -263,6 +268,20 @@ def test_an_engine_that_runs_elsewhere(llm: LLM, address: str):
 def test_parameters_are_checked_when_they_are_made(fields, word: str):
     with pytest.raises(InvalidRequest, match=word):
         SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_new_tokens", "did you mean 'max_tokens'"),
+        ("guided_regex", "StructuredOutputsParams"),
+        ("best_of", "all n answers"),
+        ("colour", "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_a_parameter_that_is_none_says_what_may_have_been_meant(name: str, words: str):
+    with pytest.raises(TypeError, match=words):
+        SamplingParams(**{name: 1})
 
 
 def test_parameters_are_as_in_vllm():
