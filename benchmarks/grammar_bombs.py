@@ -124,7 +124,11 @@ def main(
     seconds: Annotated[float, typer.Option(help="How long each kind is sent, at least.", min=0.5)] = 4.0,
 ) -> None:
     """Shows how long the sender waits for each kind, and what a stream waits for its tokens meanwhile."""
-    asyncio.run(_run(Console(), url, scheduler, seconds))
+    try:
+        asyncio.run(_run(Console(), url, scheduler, seconds))
+    except httpx.ConnectError as error:
+        typer.echo(f"error: no server answers at {url}; start one with `pageloom serve`, or give --url", err=True)
+        raise typer.Exit(1) from error
 
 
 async def _run(console: Console, url: str, scheduler: str, seconds: float) -> None:
