@@ -33,7 +33,10 @@ class DraftLengths:
 
     def __init__(self, costs: StepCosts, *, max_num_seqs: int, max_num_draft_tokens: int) -> None:
         self._costs = costs
+        # By number of rows, as far as it was asked for: steps without any drafts are to cost next to nothing.
+        self._step_s = costs.seconds(np.arange(1))
         self._ranks = np.arange(1, max_num_draft_tokens + 1)
+        self._most_gained = np.cumsum(_BEST_ACCEPTANCE**self._ranks)
         self.acceptance = np.full(max_num_seqs, _FIRST_ACCEPTANCE)
         self._credit = _FIRST_ACCEPTANCE
         # Seconds that guessing one token more takes, of a drafter that works token by token.
@@ -47,21 +50,20 @@ class DraftLengths:
     def useful(self, acceptance: NDArray[np.float64], num_draws: int, num_rows: int) -> NDArray[np.int64]:
         """How many drafts are best for a slot of each `acceptance` [slots], if no other of the `num_draws` slots in a
         step of `num_rows` rows had any."""
-        num_gained = np.cumsum(acceptance[:, None] ** self._ranks, axis=1)
-        seconds = self._seconds(num_rows, self._ranks) + self._guess_s * self._ranks
-        rates = (num_draws + num_gained) / seconds  # [slots, ranks]
-        best = rates.argmax(axis=1)
-        pays = rates[np.arange(len(acceptance)), best] > num_draws / self._seconds(num_rows, np.array(0))
-        return np.where(pays, best + 1, 0)
+        seconds = self._drafted_s(num_rows)
+        rates = (num_draws + np.cumsum(acceptance[:, None] ** self._ranks, axis=1)) / seconds  # [slots, ranks]
+        return np.where(rates.max(axis=1) > num_draws / self._plain_s(num_rows), rates.argmax(axis=1) + 1, 0)
 
     def undrafted_part(self, num_rows: int, num_drafts: int) -> float:
         """What a step takes without drafts, as a part of what it takes with them."""
-        without, within = self._seconds(num_rows, np.array([0, num_drafts]))
-        return float(without / within)
+        within = self._measured(num_rows + num_drafts)[num_rows + num_drafts] * self._drafted_ratio
+        return float(self._plain_s(num_rows) / within)
 
     def most_useful(self, num_draws: int, num_rows: int) -> int:
         """Drafts beyond these are worth nothing in such a step, however good they are."""
-        return int(self.useful(np.array([_BEST_ACCEPTANCE]), num_draws, num_rows)[0])
+        rates = (num_draws + self._most_gained) / self._drafted_s(num_rows)
+        best = int(rates.argmax())
+        return best + 1 if rates[best] > num_draws / self._plain_s(num_rows) else 0
 
     def chosen(
         self, slots: NDArray[np.int64], lens: NDArray[np.int64], num_draws: int, num_rows: int
@@ -70,18 +72,23 @@ class DraftLengths:
         gains = self.acceptance[slots][:, None] ** self._ranks  # [slots, ranks]
         gains[self._ranks > lens[:, None]] = 0.0
         order = np.argsort(-gains, axis=None, kind="stable")
-        num_drafts = np.arange(len(order) + 1)
         num_tokens = num_draws + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
-        best = int((num_tokens / self._seconds(num_rows, num_drafts)).argmax())
+        most_rows = num_rows + len(order)
+        seconds = self._measured(most_rows)[num_rows : most_rows + 1] * self._drafted_ratio
+        seconds[0] = self._plain_s(num_rows)
+        best = int((num_tokens / seconds).argmax())
         # Of a slot the earlier drafts gain more, so each slot's chosen ones are its first.
         return np.bincount(order[:best] // len(self._ranks), minlength=len(slots))
 
     def record(self, slots: NDArray[np.int64], num_drafts: NDArray[np.int64], num_accepted: NDArray[np.int64]) -> None:
         """What has become of the drafts of a step's `slots`, which may have had none."""
         acceptance = self.acceptance[slots]
+        rested = acceptance + _RECOVERY * np.maximum(0.0, _FIRST_ACCEPTANCE - acceptance)
+        if not num_drafts.any():
+            self.acceptance[slots] = rested
+            return
         after = 1 - (1 - acceptance) * (1 - _WEIGHT) ** num_accepted
         after = np.where(num_accepted < num_drafts, after * (1 - _WEIGHT), after)
-        rested = acceptance + _RECOVERY * np.maximum(0.0, _FIRST_ACCEPTANCE - acceptance)
         self.acceptance[slots] = np.where(num_drafts > 0, after, rested)
         num_wrong = np.count_nonzero(num_accepted < num_drafts)
         self._credit = 1 - (1 - self._credit) * (1 - _SLOW_WEIGHT) ** int(num_accepted.sum())
@@ -98,7 +105,7 @@ class DraftLengths:
 
     def record_step(self, seconds: float, num_rows: int, num_drafts: int) -> None:
         """How long a step of `num_rows` rows that draw, and drafts besides, took without the guessing."""
-        ratio = seconds / float(self._costs.seconds(np.array(num_rows + num_drafts)))
+        ratio = seconds / float(self._measured(num_rows + num_drafts)[num_rows + num_drafts])
         if num_drafts:
             ratio = min(ratio, _LONGEST_STEP * self._drafted_ratio)
             self._drafted_ratio += _STEP_WEIGHT * (ratio - self._drafted_ratio)
@@ -109,8 +116,18 @@ class DraftLengths:
             self._drafted_ratio += _RECOVERY * (self._plain_ratio - self._drafted_ratio)
             self._guess_s -= _RECOVERY * self._guess_s
 
-    def _seconds(self, num_rows: int, num_drafts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What a step of `num_rows` takes with each of `num_drafts`."""
-        ratio = np.where(num_drafts > 0, self._drafted_ratio, self._plain_ratio)
-        seconds: NDArray[np.float64] = self._costs.seconds(num_rows + num_drafts) * ratio
-        return seconds
+    def _plain_s(self, num_rows: int) -> float:
+        """What a step of `num_rows` takes without drafts."""
+        return float(self._measured(num_rows)[num_rows]) * self._plain_ratio
+
+    def _drafted_s(self, num_rows: int) -> NDArray[np.float64]:
+        """What a step of `num_rows` takes with each number of drafts for one slot, and the guessing, [ranks]."""
+        most_rows = num_rows + len(self._ranks)
+        seconds = self._measured(most_rows)[num_rows + 1 : most_rows + 1] * self._drafted_ratio
+        return seconds + self._guess_s * self._ranks if self._guess_s else seconds
+
+    def _measured(self, most_rows: int) -> NDArray[np.float64]:
+        """Seconds of a step by its number of rows, up to `most_rows` at least."""
+        if most_rows >= len(self._step_s):
+            self._step_s = self._costs.seconds(np.arange(2 * most_rows))
+        return self._step_s
