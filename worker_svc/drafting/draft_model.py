@@ -48,10 +48,12 @@ def load_draft_model(
     config: WorkerConfig,
     files: ModelFiles,
     target: Model,
+    vocab_size: int,
     kernels: Kernels,
     device: torch.device,
 ) -> DraftModel | None:
-    """What --speculative-model names, for the model `target` from `files`; None if nothing is named.
+    """What --speculative-model names, for the model `target` from `files`, which may be a part of one with `vocab_size`
+    tokens; None if nothing is named.
 
     Raises InvalidConfig or ModelLoadError.
     """
@@ -64,12 +66,17 @@ def load_draft_model(
     if method != SpeculativeMethod.none and is_head != (method == SpeculativeMethod.eagle3):
         kind = "is" if is_head else "is not"
         raise InvalidConfig(f"--speculative-method {method}: --speculative-model {name} {kind} an EAGLE-3 head")
+    if is_head and config.num_ranks > 1:
+        raise InvalidConfig(
+            f"--speculative-model {name} is an EAGLE-3 head, which needs a model that one rank holds: leave out "
+            "--tensor-parallel-size and --pipeline-parallel-size, or guess with a model, ngram or suffix"
+        )
     if first_layers is not None:
         return _first_layers(int(first_layers[1]), target)
     assert draft_files is not None
     if is_head:
         return _load_head(draft_files, target, kernels, device)
-    return _load_small_model(config, draft_files, files, target, kernels, device)
+    return _load_small_model(config, draft_files, files, target.num_positions, vocab_size, kernels, device)
 
 
 def _first_layers(num_layers: int, target: Model) -> DraftModel:
@@ -92,12 +99,13 @@ def _load_small_model(
     config: WorkerConfig,
     files: ModelFiles,
     target_files: ModelFiles,
-    target: Model,
+    num_positions: int,
+    vocab_size: int,
     kernels: Kernels,
     device: torch.device,
 ) -> DraftModel:
     checkpoint = open_checkpoint(files)
-    _check_vocabulary(files, checkpoint, target_files, target)
+    _check_vocabulary(files, checkpoint, target_files, vocab_size)
     pool = _usable_pool(config, checkpoint, kernels)
     if config.quantization == Quantization.gguf:
         # Asked of the model; this one may be no GGUF file.
@@ -105,7 +113,7 @@ def _load_small_model(
     model, weights_bytes = load_model(
         checkpoint,
         # Beyond the positions that it was made for it guesses worse.
-        num_positions=target.num_positions,
+        num_positions=num_positions,
         dtype=kernels.dtype,
         device=device,
         cpu_pool=pool,
@@ -125,20 +133,19 @@ def _usable_pool(config: WorkerConfig, checkpoint: Checkpoint, kernels: Kernels)
     return kernels.cpu_pool
 
 
-def _check_vocabulary(files: ModelFiles, checkpoint: Checkpoint, target_files: ModelFiles, target: Model) -> None:
+def _check_vocabulary(files: ModelFiles, checkpoint: Checkpoint, target_files: ModelFiles, vocab_size: int) -> None:
     """Raises ModelLoadError unless each token is the same in both models, as far as their files tell."""
-    ours, theirs = target.config.vocab_size, checkpoint.config.vocab_size
-    if ours != theirs:
+    if checkpoint.config.vocab_size != vocab_size:
         raise ModelLoadError(
-            f"the draft model {files.name} has {theirs} tokens and the model {target_files.name} {ours}; they must "
-            "have the same vocabulary"
+            f"the draft model {files.name} has {checkpoint.config.vocab_size} tokens and the model {target_files.name} "
+            f"{vocab_size}; they must have the same vocabulary"
         )
     try:
         tokenizers = load_tokenizer(target_files), load_tokenizer(files)
     except ModelLoadError as error:
         log.warning("the draft model's tokens are not compared with the model's", reason=error.message)
         return
-    for token_id in range(ours):
+    for token_id in range(vocab_size):
         spelling, draft_spelling = (tokenizer.token(token_id) for tokenizer in tokenizers)
         if spelling != draft_spelling:
             raise ModelLoadError(

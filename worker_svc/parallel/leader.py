@@ -17,6 +17,8 @@ from worker_svc.parallel.channel import CommandSender
 from worker_svc.parallel.commands import CopyBlocks, Forward, Logits
 from worker_svc.parallel.ranks import RankGroup
 
+_NOT_WHOLE = "whoever guesses with parts of a model needs all of it in one rank"
+
 
 class LeaderModel:
     """A `model.Model`: `part` is that of rank 0."""
@@ -58,7 +60,7 @@ class LeaderModel:
         output_rows: Tensor,
         taps: HiddenTaps | None = None,
     ) -> Tensor:
-        assert taps is None, "a draft model needs the whole of this one"
+        assert taps is None, _NOT_WHOLE
         if self._num_announced:
             self._num_announced -= 1
         else:
@@ -78,10 +80,10 @@ class LeaderModel:
         return self._part.most_likely(self._share(hidden, most_likely=True))
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        raise AssertionError("a draft model needs the whole of this one")
+        raise AssertionError(_NOT_WHOLE)
 
     def first_layers(self, num_layers: int) -> Self:
-        raise AssertionError("a draft model needs the whole of this one")
+        raise AssertionError(_NOT_WHOLE)
 
     def _share(self, hidden: Tensor, *, most_likely: bool) -> Tensor:
         if not self._stage_peers:

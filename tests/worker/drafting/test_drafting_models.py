@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pageloom.config import WorkerConfig
+from pageloom.errors import InvalidConfig
 from pageloom.sampling_params import SamplingParams
 from tests.support.plan_driver import PlanDriver
 from tests.support.reference_model import reference_greedy
@@ -181,3 +182,13 @@ def test_in_the_library_of_cpu_kernels(load, prompts, draft, tmp_path):
     outputs, _ = generate(runner, prompts)
     assert len(watched.guesses) > 100
     assert outputs == PlanDriver(runner, epoch=next(epochs)).generate(prompts, LENGTH)
+
+
+def test_who_guesses_with_parts_of_a_model_needs_it_in_one_rank(load, tmp_path):
+    for settings in ({"speculative_model": "layers:1"}, {"speculative_method": "eagle3", "speculative_model": "head"}):
+        with pytest.raises(InvalidConfig, match="need a model that one rank holds"):
+            WorkerConfig(model="", tensor_parallel_size=2, **settings)
+    # What a folder holds is known once it is opened.
+    make_eagle3(tmp_path, eagle_aux_hidden_state_layer_ids=[0, 1, 3])
+    with pytest.raises(InvalidConfig, match="is an EAGLE-3 head, which needs a model that one rank holds"):
+        load(str(tmp_path), tensor_parallel_size=2)

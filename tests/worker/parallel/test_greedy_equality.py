@@ -61,6 +61,14 @@ def found(folder: Path, expected: dict[str, list[list[int]]]) -> dict[tuple[str,
             max_new_tokens=NUM_TOKENS,
             sampling=SAMPLING,
         )
+        jobs["drafted", split] = Job(
+            model=str(folder / "llama"),
+            # It guesses what the model draws.
+            settings={**SPLITS[split], "speculative_model": str(folder / "llama"), "num_speculative_tokens": 3},
+            prompts=PROMPTS,
+            max_new_tokens=NUM_TOKENS,
+            num_drafts=3,
+        )
     jobs["overlapping", "pipeline"] = Job(
         model=str(folder / "llama"),
         settings=SPLITS["pipeline"],
@@ -84,6 +92,13 @@ def test_sampled_tokens_and_log_probabilities(folder: Path, found, split: str):
     assert found["sampled", split].outputs == outputs
     scores = [logprob for part in alone.prompt_logprobs[0] for logprob in part.logprobs]
     assert found["sampled", split].prompt_logprobs[0] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_draft_model_guesses_for_all_ranks(expected, found, split: str):
+    assert found["drafted", split].outputs == expected["llama"]
+    # Without the first token of each, which the prompts draw, half of them came as guesses at least.
+    assert found["drafted", split].num_accepted >= len(PROMPTS) * (NUM_TOKENS - 1) // 2
 
 
 def test_a_stage_runs_a_step_while_the_next_one_runs_that_before_it(expected, found):
