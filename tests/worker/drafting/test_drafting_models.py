@@ -185,7 +185,11 @@ def test_in_the_library_of_cpu_kernels(load, prompts, draft, tmp_path):
 
 
 def test_who_guesses_with_parts_of_a_model_needs_it_in_one_rank(load, tmp_path):
-    for settings in ({"speculative_model": "layers:1"}, {"speculative_method": "eagle3", "speculative_model": "head"}):
+    parts: list[dict[str, Any]] = [
+        {"speculative_model": "layers:1"},
+        {"speculative_method": "eagle3", "speculative_model": "head"},
+    ]
+    for settings in parts:
         with pytest.raises(InvalidConfig, match="need a model that one rank holds"):
             WorkerConfig(model="", tensor_parallel_size=2, **settings)
     # What a folder holds is known once it is opened.
