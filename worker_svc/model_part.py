@@ -57,7 +57,6 @@ def load_part(
     torch.set_num_threads(num_threads)
     device = resolve_device(config.device, 0 if group is None else group.place.local_rank)
     longest = _longest_context(checkpoint, config.max_model_len)
-    vocab_size = checkpoint.config.vocab_size
     layout = Layout() if group is None else group.layout
     check_layout(layout, checkpoint.config)
     kernels = choose_kernels(config, checkpoint, device, num_threads, layout.num_ranks)
@@ -66,7 +65,7 @@ def load_part(
     if group is not None and group.is_leader and device.type == "cpu":
         log.warning("PyTorch computes instead of the CPU kernels", reason="these run a whole model, not a rank's part")
     log.info("the model runs", device=device.type, dtype=dtype_name(kernels.dtype), kernels=name)
-    ranks = None if group is None else group.ranks(vocab_size)
+    ranks = None if group is None else group.ranks(checkpoint.config.vocab_size)
     model, weights_bytes = load_model(
         shard_checkpoint(checkpoint, layout),
         num_positions=longest,
@@ -79,7 +78,7 @@ def load_part(
     )
     # Rank 0 guesses for all.
     guesses = group is None or group.is_leader
-    draft = load_draft_model(config, files, model, vocab_size, kernels, device) if guesses else None
+    draft = load_draft_model(config, files, model, checkpoint.config, kernels, device) if guesses else None
     if kernels.cpu_pool is not None:
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)

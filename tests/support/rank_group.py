@@ -21,6 +21,7 @@ from pageloom.sampling_params import SamplingParams
 from tests.support.free_drafts import FREE_DRAFTS
 from tests.support.plan_driver import PlanDriver
 from tests.support.serving import free_port
+from tests.support.watched_drafter import Watched
 from worker_svc.loader import open_checkpoint
 from worker_svc.model_part import load_part
 from worker_svc.models.llama import Llama
@@ -56,6 +57,7 @@ class Outcome:
     outputs: list[list[int]]
     prompt_logprobs: list[list[float]]
     num_accepted: int = 0
+    guesses: list[list[list[int]]] = dataclasses.field(default_factory=list)
 
 
 def run_jobs(folder: Path, jobs: list[Job]) -> list[Outcome]:
@@ -86,9 +88,12 @@ def _run_job(job: Job) -> Outcome | None:
     elif group.is_leader:
         runner = load_runner(config, lambda _done, _total: None, group)
         sampling = None if job.sampling is None else [SamplingParams(**values) for values in job.sampling]
+        watched: Watched | None = None
         if job.num_drafts:
             for owner, name, value in FREE_DRAFTS:
                 setattr(owner, name, value)
+            assert runner._drafter is not None
+            runner._drafter = watched = Watched(runner._drafter)
             runner.warm_up()
         driver = PlanDriver(runner, num_drafts=job.num_drafts)
         outputs = driver.generate(job.prompts, job.max_new_tokens, sampling)
@@ -97,6 +102,8 @@ def _run_job(job: Job) -> Outcome | None:
             for index in range(len(job.prompts))
         ]
         outcome = Outcome(outputs=outputs, prompt_logprobs=scores, num_accepted=driver.num_accepted)
+        if watched is not None:
+            outcome = dataclasses.replace(outcome, guesses=[list(guess) for guess in watched.guesses])
     else:
         files = locate_model(config.model)
         checkpoint = open_checkpoint(files)

@@ -48,12 +48,12 @@ def load_draft_model(
     config: WorkerConfig,
     files: ModelFiles,
     target: Model,
-    vocab_size: int,
+    target_config: LlamaConfig,
     kernels: Kernels,
     device: torch.device,
 ) -> DraftModel | None:
-    """What --speculative-model names, for the model `target` from `files`, which may be a part of one with `vocab_size`
-    tokens; None if nothing is named.
+    """What --speculative-model names, for the model from `files`; None if nothing is named. `target` may be a part of
+    that model, `target_config` is of the whole.
 
     Raises InvalidConfig or ModelLoadError.
     """
@@ -66,17 +66,19 @@ def load_draft_model(
     if method != SpeculativeMethod.none and is_head != (method == SpeculativeMethod.eagle3):
         kind = "is" if is_head else "is not"
         raise InvalidConfig(f"--speculative-method {method}: --speculative-model {name} {kind} an EAGLE-3 head")
-    if is_head and config.num_ranks > 1:
+    if is_head and config.pipeline_parallel_size > 1:
         raise InvalidConfig(
-            f"--speculative-model {name} is an EAGLE-3 head, which needs a model that one rank holds: leave out "
-            "--tensor-parallel-size and --pipeline-parallel-size, or guess with a model, ngram or suffix"
+            f"--speculative-model {name} is an EAGLE-3 head, which does not go with --pipeline-parallel-size: give a "
+            "model, or --speculative-method ngram or suffix"
         )
     if first_layers is not None:
         return _first_layers(int(first_layers[1]), target)
     assert draft_files is not None
     if is_head:
-        return _load_head(draft_files, target, kernels, device)
-    return _load_small_model(config, draft_files, files, target.num_positions, vocab_size, kernels, device)
+        return _load_head(draft_files, target_config, target.num_positions, kernels, device)
+    return _load_small_model(
+        config, draft_files, files, target.num_positions, target_config.vocab_size, kernels, device
+    )
 
 
 def _first_layers(num_layers: int, target: Model) -> DraftModel:
@@ -88,9 +90,11 @@ def _first_layers(num_layers: int, target: Model) -> DraftModel:
     return DraftModel(network=target.first_layers(num_layers), kv=None, weights_bytes=0)
 
 
-def _load_head(files: ModelFiles, target: Model, kernels: Kernels, device: torch.device) -> DraftModel:
+def _load_head(
+    files: ModelFiles, target: LlamaConfig, num_positions: int, kernels: Kernels, device: torch.device
+) -> DraftModel:
     head, weights_bytes = load_eagle3(
-        files.path, target.config, num_positions=target.num_positions, dtype=kernels.dtype, device=device
+        files.path, target, num_positions=num_positions, dtype=kernels.dtype, device=device
     )
     return DraftModel(network=head, kv=head.config.layer, weights_bytes=weights_bytes)
 
