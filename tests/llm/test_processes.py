@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from pageloom import LLM, SamplingParams
 from pageloom.errors import EngineError
+from tests.support.group_stack import make_tiny
 
 TIMEOUT_S = 60.0
 # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be here.
@@ -140,3 +142,21 @@ def test_the_other_worker_goes_on(caplog: pytest.LogCaptureFixture):
         psutil.Process(stack.pid("worker-1")).kill()
         with pytest.raises(EngineError, match="worker-1 ended with exit code -9"):
             llm.generate(prompts, params)
+
+
+def test_a_group_that_starts_again_has_its_metrics_elsewhere(tmp_path: Path):
+    tiny = make_tiny(tmp_path / "tiny")
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with LLM(str(tiny), tensor_parallel_size=2, dtype="float32") as llm:
+        stack = llm._engine.stack
+        assert stack is not None
+        before, urls = llm.generate("One", params), stack.metrics_urls
+        assert any(metric.name.startswith("pageloom_worker") for metric in llm.get_metrics())
+        worker = psutil.Process(stack.pid("worker"))
+        rank = next(each for each in worker.children(recursive=True) if each.environ().get("RANK") == "1")
+        rank.kill()
+        assert llm.generate("One", params)[0].outputs[0].text == before[0].outputs[0].text
+        deadline = time.monotonic() + TIMEOUT_S
+        while stack.metrics_urls == urls and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert any(metric.name.startswith("pageloom_worker") for metric in llm.get_metrics())
