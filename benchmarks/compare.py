@@ -47,7 +47,10 @@ class Figure:
         return statistics.median(self.by_server[label])
 
     def ratio(self, label: str, other: str) -> float:
-        pairs = zip(self.by_server[label], self.by_server[other], strict=True)
+        """NaN if one of the other's is 0, as the time between tokens that come in one chunk."""
+        pairs = list(zip(self.by_server[label], self.by_server[other], strict=True))
+        if not all(another for _, another in pairs):
+            return math.nan
         return statistics.median(one / another for one, another in pairs)
 
 
