@@ -114,6 +114,8 @@ class LocalStack:
         self._services: dict[str, ServiceProcess] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
         self._ready: dict[str, asyncio.Future[Ready]] = {}
+        # Of those that run, what they said last: a worker group that started again has other ports.
+        self._reported: dict[str, Ready] = {}
         # Of this user alone: who can reach the socket can use the engine.
         self._directory = tempfile.TemporaryDirectory(prefix="pageloom-")
 
@@ -137,8 +139,8 @@ class LocalStack:
 
     @property
     def metrics_urls(self) -> list[str]:
-        """Of the services that are ready and have one."""
-        reported = [future.result() for future in self._ready.values() if future.done()]
+        """Of the services that run and have one."""
+        reported = tuple(self._reported.values())
         services = (status for status in reported if isinstance(status, SchedulerReady | WorkerReady))
         return [status.metrics_url for status in services if status.metrics_url is not None]
 
@@ -230,8 +232,11 @@ class LocalStack:
                 self._on_loading(status)
             elif isinstance(status, Failed):
                 failure = status.message
-            elif not ready.done():
-                ready.set_result(status)
+            else:
+                self._reported[service.name] = status
+                if not ready.done():
+                    ready.set_result(status)
+        self._reported.pop(service.name, None)
         code = await service.wait()
         if not ready.done():
             ready.set_exception(StartupError(f"{service.name}: {failure or f'ended with exit code {code}'}"))

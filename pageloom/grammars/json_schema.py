@@ -258,8 +258,9 @@ class _Walk:
             raise self.refuse(pointer, f"the schema has more than {most} values in enum and const")
         try:
             self._num_enum_bytes += len(orjson.dumps(values))
-        except orjson.JSONEncodeError:
-            raise self.refuse(pointer, "a value is nested too deep") from None
+        except orjson.JSONEncodeError as error:
+            # It is nested too deep, or a text of it is not Unicode.
+            raise self.refuse(pointer, f"a value cannot be written as JSON: {error}") from None
         if self._num_enum_bytes > (most := self._limits.max_enum_bytes):
             raise self.refuse(pointer, f"the values in enum and const take more than {most} bytes")
 
