@@ -25,12 +25,12 @@ from pageloom.grammars.schema_keywords import (
     TYPES,
     UNENFORCED_FORMATS,
     UNSUPPORTED,
+    Schema,
 )
 
 # Alternatives of oneOf that are compared with each other, each with at most MAX_PAIRED of its own.
 MAX_PAIRS = 10_000
 
-Schema = dict[str, Any] | bool
 # (value, pointer to it, depth) -> the value as it goes on.
 Handler = Callable[["_Walk", Any, str, int], object]
 
