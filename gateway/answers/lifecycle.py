@@ -48,8 +48,8 @@ class Lifecycle:
 
     @asynccontextmanager
     async def running(self, receive: Receive) -> AsyncGenerator[None]:
-        """Cancels its body when the client disconnects or the drain runs out of patience, and then
-        raises ClientDisconnected or ShuttingDown. The request's body must have been read."""
+        """Cancels its body when the client disconnects or the drain runs out of patience, and then raises
+        ClientDisconnected or ShuttingDown; or what `receive` has raised. The request's body must have been read."""
         if self._drained:
             # It was accepted before the drain, and its prompt took longer to prepare than the drain took.
             raise ShuttingDown("the server is shutting down")
@@ -58,11 +58,13 @@ class Lifecycle:
             async with asyncio.timeout(None) as timeout:
                 running = _Running(timeout)
                 self._add(running)
+                # Not of a TaskGroup, which would put what the body raises into a group.
                 watcher = asyncio.create_task(_end_on_disconnect(receive, running))
                 try:
                     yield
                 finally:
                     watcher.cancel()
+                    await asyncio.wait((watcher,))
         except TimeoutError:
             if running is None or running.cause is None:
                 raise
@@ -102,6 +104,9 @@ class Lifecycle:
 
 async def _end_on_disconnect(receive: Receive, running: _Running) -> None:
     # Starlette cancels neither plain handlers nor, on this server, streaming ones.
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    running.end(ClientDisconnected())
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        running.end(ClientDisconnected())
+    except Exception as error:
+        running.end(error)
