@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive
 
 from gateway.errors import ClientDisconnected, ShuttingDown
+from pageloom.waiting import is_set_within
 
 # Once told to end, a generation only writes its last event.
 FAREWELL_S = 2.0
@@ -77,20 +78,12 @@ class Lifecycle:
         """Refuses new generations; returns when the running ones have ended, which after `timeout_s`
         they are made to."""
         self.draining = True
-        idle = await self._idle_within(timeout_s)
+        idle = await is_set_within(self._idle, timeout_s)
         self._drained = True
         if not idle:
             for running in self._running:
                 running.end(ShuttingDown("the server is shutting down"))
-            await self._idle_within(FAREWELL_S)
-
-    async def _idle_within(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+            await is_set_within(self._idle, FAREWELL_S)
 
     def _add(self, running: _Running) -> None:
         self._running.add(running)
