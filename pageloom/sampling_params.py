@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Integral, Real
 from types import MappingProxyType
+from typing import Any
 
 from pageloom.errors import InvalidRequest
 
@@ -145,8 +146,9 @@ def _require_at_most(name: str, count: int, what: str, most: int) -> None:
 
 def _require_in_range(name: str, value: float, low: float, high: float) -> None:
     """Bounds that are integers mean that the value is to be one."""
-    kind, accepted = (Integral, "an integer") if isinstance(low, int) else (Real, "a number")
+    kind: type[Any] = Integral if isinstance(low, int) else Real
     if not isinstance(value, kind):
+        accepted = "an integer" if kind is Integral else "a number"
         raise InvalidRequest(f"{name} must be {accepted}, not {value!r}", param=name)
     # Written so that NaN fails too.
     if not low <= value <= high:
