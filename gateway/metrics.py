@@ -17,8 +17,9 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.answers.choice import ChoiceDelta, Finish
+from gateway.answers.choice import ChoiceDelta
 from gateway.errors import ClientDisconnected
+from gateway.openai.answer_schemas import Finish
 from pageloom import __version__
 from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
 

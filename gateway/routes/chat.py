@@ -14,11 +14,12 @@ from gateway.answers.whole_answer import collect
 from gateway.http.json_body import JsonRoute
 from gateway.http.json_response import json_response
 from gateway.http.middleware import record_of
+from gateway.openai.answer_schemas import ChatChoice, ChatCompletionResponse, ErrorResponse
 from gateway.openai.chunk_schemas import ChatCompletionChunk
 from gateway.openai.logprobs import chat_logprobs
 from gateway.openai.message_deltas import assistant_message
 from gateway.openai.prompt_logprobs import prompt_logprobs_json
-from gateway.openai.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse, ErrorResponse
+from gateway.openai.schemas import ChatCompletionRequest
 from gateway.openai.sse import ChatChunkEncoder, ChunkFrame
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms

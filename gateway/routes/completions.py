@@ -16,10 +16,11 @@ from gateway.answers.whole_answer import ChoiceAnswer, collect
 from gateway.http.json_body import JsonRoute
 from gateway.http.json_response import encoded_response
 from gateway.http.middleware import record_of
+from gateway.openai.answer_schemas import CompletionChoice, CompletionResponse, ErrorResponse
 from gateway.openai.chunk_schemas import CompletionChunk
 from gateway.openai.logprobs import completion_logprobs
 from gateway.openai.prompt_logprobs import prompt_logprobs_json
-from gateway.openai.schemas import CompletionChoice, CompletionRequest, CompletionResponse, ErrorResponse
+from gateway.openai.schemas import CompletionRequest
 from gateway.openai.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.requests.job import Job
 from gateway.requests.terms import read_terms
