@@ -8,7 +8,7 @@ from gateway.http.json_body import JsonRoute
 from gateway.openai.answer_schemas import DetokenizeResponse, TokenizeResponse
 from gateway.openai.info_schemas import TokenizerInfo
 from gateway.openai.schemas import DetokenizeRequest, TokenizeRequest
-from gateway.requests.translate import encode
+from gateway.requests.prompt_tokens import encode
 from gateway.requests.unserved_fields import refuse_unserved
 from gateway.routes.documentation import COMMON_ERRORS, ERRORS_OF_TEXT
 from gateway.runtime import GatewayDependency

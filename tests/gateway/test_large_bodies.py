@@ -18,8 +18,9 @@ from gateway.anthropic.schemas import MessagesRequest
 from gateway.http.json_body import MAX_INLINE_BYTES, _read_model
 from gateway.openai.embedding_schemas import EmbeddingRequest
 from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.requests.prompt_tokens import MAX_CUT_CHARS
 from gateway.requests.terms import Terms
-from gateway.requests.translate import MAX_CUT_CHARS, translate_chat, translate_completion
+from gateway.requests.translate import translate_chat, translate_completion
 from gateway.requests.translate_embeddings import translate_embeddings
 from gateway.responses.conversion import items_of
 from gateway.responses.schemas import ResponseRequest
