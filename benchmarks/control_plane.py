@@ -23,7 +23,8 @@ from benchmarks.http_connection import Endpoint, HttpConnection
 from benchmarks.machine import Machine
 from benchmarks.streams import MODEL_NAME, run_streams, until_it_serves
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady
 
 SERVICES = ("gateway", "scheduler", "worker")

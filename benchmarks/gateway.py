@@ -22,7 +22,8 @@ from benchmarks.latency import summarize
 from benchmarks.machine import Machine
 from benchmarks.streams import MODEL_NAME, PROMPT_LEN, run_streams, until_it_serves
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady
 
 # What the simulated worker's context holds.

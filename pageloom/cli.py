@@ -16,7 +16,6 @@ from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, Servic
 from pageloom.errors import StartupError
 from pageloom.form_limits import FormLimits
 from pageloom.grammar_limits import GrammarLimits
-from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
 from pageloom.option_groups import HTTP, MODEL, POLICY, QUEUE, STEP, TEXT, limit_options, limits_of, takes
 from pageloom.option_names import settings_of
@@ -24,6 +23,7 @@ from pageloom.request_limits import RequestLimits
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
 from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
+from pageloom.stack_config import StackConfig
 from pageloom.supervision import end_when_parent_ends
 
 app = typer.Typer(
