@@ -1,4 +1,4 @@
-"""May a keyword of a JSON schema have this value? For keywords whose values are neither schemas nor bounded in all. Each
+"""May a keyword of a JSON schema have this value? For keywords whose values are no schemas and not bounded in all. Each
 check gives the value to keep, None to drop the keyword, and raises ValueError with the reason."""
 
 from __future__ import annotations
