@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -280,8 +281,9 @@ def test_parameters_are_checked_when_they_are_made(fields, word: str):
     ],
 )
 def test_a_parameter_that_is_none_says_what_may_have_been_meant(name: str, words: str):
+    fields: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=words):
-        SamplingParams(**{name: 1})
+        SamplingParams(**fields)
 
 
 def test_parameters_are_as_in_vllm():
