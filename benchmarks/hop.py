@@ -21,9 +21,10 @@ from benchmarks.machine import Machine
 from benchmarks.report import write_figures
 from pageloom.client import EngineClient
 from pageloom.config import SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
+from pageloom.stack_config import StackConfig
 
 PROMPT_LEN = 32
 SETTLE_S = 2.0

@@ -9,7 +9,8 @@ from benchmarks.latency import Round
 from benchmarks.load import run_round
 from benchmarks.workloads import NUM_RESERVED_IDS, CompletionRequest, Lengths, Workload
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady
 
 MODEL_NAME = "simulated"

@@ -22,6 +22,7 @@ from pageloom.setting_checks import (
     require_at_least,
     require_one_of,
     require_origin,
+    require_part,
     require_port,
     require_room_for_decodes,
 )
@@ -293,10 +294,7 @@ class WorkerConfig(ServiceConfig):
         self._require_speculation()
         require_at_least("max_num_seqs", self.max_num_seqs, 1)
         require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise InvalidConfig(
-                f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
-            )
+        require_part("gpu_memory_utilization", self.gpu_memory_utilization)
         for name in ("max_model_len", "num_blocks", "kv_cache_memory_bytes", "num_threads"):
             value = getattr(self, name)
             if value is not None:

@@ -22,10 +22,11 @@ from pageloom.llm.batch import Batch
 from pageloom.llm.outputs import RequestOutput
 from pageloom.llm.prompts import Prompt
 from pageloom.llm.sampling_params import RequestOutputKind
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
 from pageloom.model_files import locate_model
 from pageloom.plan import ModelInfo
 from pageloom.requests import EngineInfo, GenerateRequest
+from pageloom.stack_config import StackConfig
 from pageloom.status import Loading, SchedulerReady
 from pageloom.text_model import TextModel, TextOptions, load_text_model
 

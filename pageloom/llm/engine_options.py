@@ -18,8 +18,8 @@ from pageloom.config import (
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.llm.argument_names import check_names
 from pageloom.llm.engine import EngineConfig
-from pageloom.local_stack import StackConfig
 from pageloom.option_names import settings_of
+from pageloom.stack_config import StackConfig
 from pageloom.text_model import TextOptions
 
 
