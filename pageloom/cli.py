@@ -19,6 +19,7 @@ from pageloom.grammar_limits import GrammarLimits
 from pageloom.model_files import model_name
 from pageloom.option_groups import HTTP, MODEL, POLICY, QUEUE, STEP, TEXT, limit_options, limits_of, takes
 from pageloom.option_names import settings_of
+from pageloom.option_values import parse_batch_paths
 from pageloom.request_limits import RequestLimits
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
@@ -138,9 +139,9 @@ def gateway(
 @takes(TEXT, MODEL, STEP)
 def run_batch(
     context: typer.Context,
-    input_file: opt.InputFile,
-    output_file: opt.OutputFile,
-    model: opt.Model = "",
+    paths: opt.BatchPaths = None,
+    input_file: opt.InputFile = None,
+    output_file: opt.OutputFile = None,
     url: opt.Url = None,
     api_key: opt.ApiKey = None,
     max_concurrency: opt.MaxConcurrency = config.DEFAULT_MAX_NUM_SEQS,
@@ -153,9 +154,10 @@ def run_batch(
     from pageloom.run_batch import MAX_LINE_BYTES, RunBatchConfig
     from pageloom.run_batch import run_batch as run
 
-    params = context.params
+    source, target, model = parse_batch_paths(paths or [], input_file, output_file)
+    params = {**context.params, "model": model}
     batch_config = RunBatchConfig(
-        input_file=input_file, output_file=output_file, url=url, api_key=api_key, max_concurrency=max_concurrency
+        input_file=source, output_file=target, url=url, api_key=api_key, max_concurrency=max_concurrency
     )
     stack_config = StackConfig(
         scheduler=settings_of(SchedulerConfig, params),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import typer
@@ -25,6 +26,17 @@ def parse_size(text: str | int) -> int:
 def parse_size_or_zero(text: str | int) -> int:
     """As `parse_size`, and 0. Raises typer.BadParameter."""
     return 0 if str(text).strip() == "0" else parse_size(text)
+
+
+def parse_batch_paths(paths: list[str], input_file: str | None, output_file: str | None) -> tuple[str, str, str]:
+    """IN, OUT and MODEL, "" for none, whether the files come by their options or before MODEL. Raises
+    typer.BadParameter."""
+    rest = paths
+    if input_file is None and output_file is None and len(paths) > 1:
+        input_file, output_file, *rest = paths
+    if input_file is None or output_file is None or len(rest) > 1:
+        raise typer.BadParameter("give two files, IN OUT or -i IN -o OUT, and after them MODEL if not the default")
+    return input_file, output_file, rest[0] if rest else os.environ.get("PAGELOOM_MODEL", "")
 
 
 def parse_address(text: str) -> str:

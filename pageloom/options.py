@@ -194,12 +194,20 @@ MaxStoredResponseBytes = Annotated[
     option("--max-stored-response-bytes", "Memory for them.", parser=parse_size, metavar="BYTES"),
 ]
 ResponseTtl = Annotated[float, option("--response-ttl", "Seconds after which they are forgotten.", min=0.0)]
+BatchPaths = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="The two files, unless -i and -o name them; then what `serve` takes as MODEL, if one is to be started.",
+        metavar="IN OUT [MODEL]",
+        show_default=False,
+    ),
+]
 InputFile = Annotated[
-    str,
+    str | None,
     option("--input-file", "Requests, a line of JSON each; - for standard input.", "-i", metavar="FILE"),
 ]
 OutputFile = Annotated[
-    str,
+    str | None,
     option("--output-file", "File for their answers, in the order in which they come; - for standard output.", "-o",
             metavar="FILE"),
 ]  # fmt: skip

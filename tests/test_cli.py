@@ -14,7 +14,7 @@ from pageloom.cli import app
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.form_limits import FormLimits
-from pageloom.option_values import parse_size
+from pageloom.option_values import parse_batch_paths, parse_size
 from pageloom.request_limits import RequestLimits
 
 ROOT = Path(__file__).parent.parent
@@ -178,3 +178,14 @@ def test_a_setting_that_cannot_be_is_one_line():
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert outcome.returncode == 1
     assert outcome.stderr == "pageloom: --priority-ageing must be above 0 seconds and finite, not 0\n"
+
+
+def test_the_files_of_a_batch_come_by_options_or_before_the_model(monkeypatch: pytest.MonkeyPatch):
+    assert parse_batch_paths(["in", "out"], None, None) == ("in", "out", "")
+    assert parse_batch_paths(["in", "out", "model"], None, None) == ("in", "out", "model")
+    assert parse_batch_paths(["model"], "in", "out") == ("in", "out", "model")
+    monkeypatch.setenv("PAGELOOM_MODEL", "other")
+    assert parse_batch_paths([], "in", "out") == ("in", "out", "other")
+    for paths, input_file in (([], None), (["in"], None), (["in", "out", "model", "more"], None), (["a", "b"], "in")):
+        with pytest.raises(typer.BadParameter, match="give two files, IN OUT or -i IN -o OUT"):
+            parse_batch_paths(paths, input_file, None)

@@ -42,7 +42,7 @@ def run_batch(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byt
 
 def test_a_file_is_answered_by_the_default_model(tmp_path: Path, model_name: str):
     (tmp_path / "in.jsonl").write_bytes(jsonl(requests(model_name, 4)))
-    done = run_batch("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--max-num-seqs", "8")
+    done = run_batch(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "--max-num-seqs", "8")
     assert done.returncode == 0, done.stderr.decode()
     answers = read(tmp_path / "out.jsonl")
     assert sorted(answer["custom_id"] for answer in answers) == ["r0", "r1", "r2", "r3"]
