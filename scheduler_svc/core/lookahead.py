@@ -35,23 +35,30 @@ class Lookahead:
         token before the next is drawn has no drafts."""
         columns = self._group.columns
         limit = policy.draft_limit(self._group.draft_limit, len(slots), budget)
-        self.limits = np.where(columns.waits_for_tokens[slots], 0, limit)
+        waits = columns.waits_for_tokens[slots]
+        self.limits = np.where(waits, 0, limit)
         changed = self.limits != columns.draft_limit[slots]
-        if changed.any():
+        # Counting is what numpy does fastest, and in most steps there is nothing to do.
+        if np.count_nonzero(changed):
             changed_slots, changed_limits = slots[changed], self.limits[changed]
             columns.draft_limit[changed_slots] = changed_limits
             self.changed_slots, self.changed_limits = tuple(changed_slots.tolist()), tuple(changed_limits.tolist())
         if limit == 0:
             return 0
         columns.num_drafts_ahead[slots] += self.limits
-        return int(self.limits.sum())
+        return limit * (len(slots) - int(np.count_nonzero(waits)))
 
     def missing_blocks(self, slots: Ints) -> dict[int, int]:
         """By slot the blocks without which one of `slots`, after `allow`, cannot run all its drafts."""
         columns = self._group.columns
-        reach = np.minimum(columns.num_planned[slots] + columns.num_drafts_ahead[slots] + 1, columns.max_len[slots] - 1)
-        num_missing = reach - columns.capacity[slots]
-        return {
-            int(slots[row]): self._group.tables.num_blocks_for(int(num_missing[row]))
-            for row in np.flatnonzero(num_missing > 0)
-        }
+        # Tokens that may have their KV written before the last one that this step runs.
+        most = columns.num_planned + columns.num_drafts_ahead
+        cramped = (most >= columns.capacity)[slots]
+        if not np.count_nonzero(cramped):
+            return {}
+        missing_blocks: dict[int, int] = {}
+        for slot in slots[cramped].tolist():
+            reach = min(int(most[slot]) + 1, int(columns.max_len[slot]) - 1)
+            if (num_missing := reach - int(columns.capacity[slot])) > 0:
+                missing_blocks[slot] = self._group.tables.num_blocks_for(num_missing)
+        return missing_blocks
