@@ -15,7 +15,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(stack: Serving) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as connected:
         yield connected
