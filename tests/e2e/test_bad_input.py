@@ -7,8 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.serving import Serving
-
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
