@@ -82,7 +82,7 @@ async def refusal(client: EngineClient, name: str, sampling: SamplingParams) -> 
 async def test_beside_others_and_under_preemption():
     """The memory holds two of these choices to their ends at most, and eight run."""
     port = free_port()
-    config = stack_config(port, dtype="auto", num_blocks=16, block_size=16, max_model_len=256)
+    config = stack_config(port, num_blocks=16, block_size=16, max_model_len=256)
     async with LocalStack(config, lambda _loading: None) as stack, await running_client(stack) as client:
         plain = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
         bad = replace(SAMPLING, grammar='{"grammars": [{"lark_grammar": "start: nothing"}]}')
