@@ -19,6 +19,7 @@ from pageloom.grammars.grammar import parse_json
 from pageloom.grammars.structured_outputs import constrained_field, grammar_of
 from pageloom.llm.prompts import Prompt, checked
 from pageloom.llm.sampling_params import SamplingParams
+from pageloom.llm.unicode import require_unicode
 from pageloom.parsing.message_parser import MessageFormat
 from pageloom.plan import ModelInfo
 from pageloom.special_text import MARK
@@ -102,6 +103,7 @@ def _ask_chat(
         model = replace(model, chat_template=own, tool_use_template=None)
     use = read_tool_use(options, model)
     text = render_messages(options.messages, options, model, shown_tools(use.offered))
+    require_unicode(text, "messages")
     token_ids = model.tokenizer.encode_prompt(text, add_special_tokens=False)
     form, field = form_with_parts(use, options, model, text), "tools"
     # A form without place for them begins with the answer's first token.

@@ -46,7 +46,9 @@ class AsyncLLM:
         await self.shutdown()
 
     async def start(self) -> None:
-        """Returns when the model is loaded. Raises StartupError or Unavailable."""
+        """Returns when the model is loaded. Raises StartupError or Unavailable, and RuntimeError if it runs already."""
+        if self._engine is not None:
+            raise RuntimeError("the AsyncLLM runs already")
         with LoadingBar(Console(stderr=True)) as bar, naming_arguments():
             self._held = Held(Engine.running(self._config, bar.update))
             self._engine = await self._held.open()

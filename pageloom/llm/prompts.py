@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
+from pageloom.llm.unicode import require_unicode
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import check_token_ids
 from pageloom.tokenizer import Tokenizer
@@ -52,10 +53,12 @@ def listed(prompts: PromptType | Sequence[PromptType], name: str = "prompts") ->
 def read_prompt(given: PromptType, tokenizer: Tokenizer, info: ModelInfo, name: str = "prompt") -> Prompt:
     """Raises InvalidRequest or ContextLengthExceeded."""
     text, token_ids, cache_salt = _parts(given, name)
+    require_unicode(cache_salt, f"{name}.cache_salt")
     if token_ids is None:
         assert text is not None
         if len(text) > info.max_model_len * tokenizer.longest_token_len:
             raise _too_long(info, f"{len(text)} characters", name)
+        require_unicode(text, name)
         token_ids = tokenizer.encode(text, add_special_tokens=True)
     return Prompt(text=text, token_ids=checked(token_ids, info, name), cache_salt=cache_salt)
 

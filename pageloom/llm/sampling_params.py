@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from numbers import Integral
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from pageloom.field_errors import naming_fields
 from pageloom.grammars.schemas import FormOptions
 from pageloom.grammars.structured_outputs import constrained_field
 from pageloom.llm.argument_names import check_names
+from pageloom.llm.unicode import require_unicode
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
@@ -112,6 +113,8 @@ class SamplingParams:
         """`structured_outputs` as the grammars' code reads it. Raises InvalidRequest."""
         if self.structured_outputs is None:
             return FormOptions()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise _refused("structured_outputs", "a StructuredOutputsParams", self.structured_outputs)
         given = {name: value for name, value in asdict(self.structured_outputs).items() if value is not None}
         with naming_fields():
             return FormOptions.model_validate({"structured_outputs": given})
@@ -144,13 +147,44 @@ class SamplingParams:
 
     def _check_texts(self) -> None:
         if not isinstance(self.n, int) or self.n < 1:
-            raise InvalidRequest(f"n must be an integer of at least 1, not {self.n!r}", param="n")
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            if not all(isinstance(token_id, Integral) for token_id in getattr(self, name) or ()):
-                raise InvalidRequest(f"{name} must have token ids, which are integers", param=name)
+            raise _refused("n", "an integer of at least 1", self.n)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise _refused("output_kind", "a RequestOutputKind", self.output_kind)
+        for name in _FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise _refused(name, "True or False", value)
+        self._check_lists()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty, which would allow nothing", param="allowed_token_ids")
         if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest("stop strings are found in the text, so they need detokenize", param="stop")
+
+    def _check_lists(self) -> None:
+        for name, kind, noun in _LISTS:
+            value = getattr(self, name)
+            if value is None or (name == "stop" and isinstance(value, str)):
+                continue
+            if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(x, kind) for x in value):
+                raise _refused(name, f"a list of {noun}", value)
+        bias = self.logit_bias
+        if bias is not None and not (isinstance(bias, Mapping) and all(isinstance(key, Integral) for key in bias)):
+            raise _refused("logit_bias", "a mapping from token ids, which are integers", bias)
+        for name, texts in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
+            for text in texts:
+                require_unicode(text, name)
+
+
+# What takes several of a kind.
+_LISTS: tuple[tuple[str, type, str], ...] = (
+    ("stop", str, "strings"),
+    ("bad_words", str, "strings"),
+    ("stop_token_ids", Integral, "token ids, which are integers"),
+    ("allowed_token_ids", Integral, "token ids, which are integers"),
+)
+_FLAGS = tuple(field.name for field in fields(SamplingParams) if field.type == "bool")
+
+
+def _refused(name: str, accepted: str, value: object) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be {accepted}, not {value!r}", param=name)

@@ -109,5 +109,7 @@ async def test_chat_and_embed(engine: AsyncLLM):
 async def test_what_is_wrong_is_named(engine: AsyncLLM):
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         await anext(engine.generate(""))
+    with pytest.raises(RuntimeError, match="runs already"):
+        await engine.start()
     with pytest.raises(RuntimeError, match="does not run"):
         await anext(AsyncLLM(address="unused:1").generate("a"))

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,8 @@ def test_from_several_threads(llm: LLM):
         (5, GREEDY, ["prompts", "list of token ids", "not 5"]),
         (["a", "b"], [GREEDY], ["sampling_params", "2 prompts"]),
         ("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")), ["structured_outputs.regex"]),
+        ("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="\ud800")), ["outputs.regex", "UTF-8"]),
+        (["a", "\ud800"], GREEDY, ["prompts[1]", "surrogate"]),
         ("a", SamplingParams(bad_words=[""]), ["bad_words"]),
         ("a", SamplingParams(stop_token_ids=[1 << 30]), ["stop_token_ids", "49151"]),
     ],
@@ -257,6 +260,14 @@ def test_an_engine_that_runs_elsewhere(llm: LLM, address: str):
         ({"temperature": "0"}, "temperature must be a number, not '0'"),
         ({"n": 1.5}, "n must be an integer"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids"),
+        ({"stop": [1]}, "stop must be a list of strings"),
+        ({"bad_words": "word"}, "bad_words must be a list of strings, not 'word'"),
+        ({"bad_words": ["\ud800"]}, "bad_words is not valid Unicode"),
+        ({"logit_bias": [1]}, "logit_bias must be a mapping"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
+        ({"output_kind": 1}, "output_kind must be a RequestOutputKind"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs must be a StructuredOutputsParams"),
         ({"stop": ""}, "stop"),
         ({"stop": "a", "detokenize": False}, "detokenize"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -280,8 +291,9 @@ def test_parameters_are_checked_when_they_are_made(fields, word: str):
     ],
 )
 def test_a_parameter_that_is_none_says_what_may_have_been_meant(name: str, words: str):
+    fields: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=words):
-        SamplingParams(**{name: 1})
+        SamplingParams(**fields)
 
 
 def test_parameters_are_as_in_vllm():
