@@ -27,7 +27,7 @@ def reference(prompt: list[int]) -> torch.Tensor:
 
 
 async def score(client: EngineClient, name: str, prompt: list[int]) -> list[float]:
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, prompt_logprobs=1)
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, prompt_logprobs=1)
     request = GenerateRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling)
     logprobs: list[float] = []
     async for event in client.generate(request):
@@ -43,7 +43,7 @@ async def test_equal_to_transformers_under_preemption():
     prompts = make_prompts(LENGTHS)
     expected = [await asyncio.to_thread(reference, prompt) for prompt in prompts]
     metrics_port = free_port()
-    config = stack_config(metrics_port, num_blocks=6, block_size=16, max_model_len=96, max_num_batched_tokens=32)
+    config = stack_config(metrics_port, num_blocks=8, block_size=16, max_model_len=128, max_num_batched_tokens=32)
     async with LocalStack(config, lambda _loading: None) as stack, await running_client(stack) as client:
         # The second time, the first's blocks are cached.
         for turn in range(2):
