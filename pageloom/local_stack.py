@@ -100,16 +100,25 @@ class LocalStack:
             service.kill()
 
     async def _start_all(self) -> None:
-        scheduler = replace(self._config.scheduler, socket_path=self._socket_path())
-        await self._start("scheduler", "scheduler_svc", scheduler)
+        socket_path = self._socket_path()
+        await self._start("scheduler", "scheduler_svc", replace(self._config.scheduler, socket_path=socket_path))
+        # A model takes longer to load than the scheduler to listen, and where it will listen is known. A worker without
+        # one would be the first.
+        early = socket_path is not None and self._config.worker.simulate is None
+        if early:
+            await self._start_workers(f"unix:{socket_path}")
         await self._ready["scheduler"]
         listening = self.ready(SchedulerReady)
         address = listening.socket_address or listening.address
-        for index, name in enumerate(self._worker_names()):
-            worker = replace(self._config.worker_config(index), scheduler_address=address)
-            await self._start(name, "worker_svc", worker, self._config.worker_environment(index))
+        if not early:
+            await self._start_workers(address)
         if self._config.gateway is not None:
             await self._start_gateways(self._config.gateway, address)
+
+    async def _start_workers(self, scheduler_address: str) -> None:
+        for index, name in enumerate(self._worker_names()):
+            worker = replace(self._config.worker_config(index), scheduler_address=scheduler_address)
+            await self._start(name, "worker_svc", worker, self._config.worker_environment(index))
 
     async def _start_gateways(self, gateway: GatewayConfig, scheduler_address: str) -> None:
         port = gateway.port

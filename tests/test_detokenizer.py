@@ -32,7 +32,7 @@ def test_characters_come_whole(text: str):
         assert all("\ufffd" not in piece for piece in pieces)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.integers(0, 49151), max_size=40), st.booleans())
 def test_any_tokens_equal_decoding_at_once(token_ids: list[int], skip: bool):
     """Random tokens make invalid UTF-8 of every kind."""
@@ -94,7 +94,7 @@ def test_held_back_only_while_a_match_is_possible():
     ]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     st.lists(st.text("ab ", min_size=1, max_size=4), max_size=4),
     st.lists(st.text("ab ", max_size=6), max_size=8),

@@ -49,7 +49,7 @@ def test_default_model_equals_transformers(tokenizer: Tokenizer, text: str, fram
         )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_random_text_equals_transformers(text: str):
     tokenizer = load_once()

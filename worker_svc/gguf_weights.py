@@ -114,7 +114,8 @@ class GgufWeights:
         num_heads = self._num_interleaved_heads(name)
         if num_heads is not None:
             # A part is of whole heads.
-            out.copy_(_uninterleave(out, num_heads * out.shape[0] // tensor.shape[0]))
+            order = _uninterleaved(len(out), num_heads * out.shape[0] // tensor.shape[0])
+            out.copy_(out[torch.from_numpy(order)])
 
     @property
     def ggml_types(self) -> Mapping[str, int]:
@@ -125,7 +126,7 @@ class GgufWeights:
         rows = _rows(tensor, self._data)
         _check_scales(self.describe(name), tensor, rows)
         num_heads = self._num_interleaved_heads(name)
-        return rows if num_heads is None else _uninterleave(torch.from_numpy(rows), num_heads).numpy()
+        return rows if num_heads is None else rows[_uninterleaved(len(rows), num_heads)]
 
     def _num_interleaved_heads(self, name: str) -> int | None:
         return self._interleaved_heads.get(name.rpartition(".")[0].rpartition(".")[2])
@@ -173,10 +174,9 @@ def _by_hf_name(tensor: GgufTensor) -> dict[str, GgufTensor]:
     return {hf_name(tensor.name): tensor}
 
 
-def _uninterleave(rows: Tensor, num_heads: int) -> Tensor:
-    """Undoes LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py, for a weight or a bias."""
-    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+def _uninterleaved(num_rows: int, num_heads: int) -> NDArray[np.intp]:
+    """The order of rows that undoes LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py, in a weight or a bias."""
+    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
 
 
 def _is_matrix_of_blocks(tensor: GgufTensor) -> bool:

@@ -6,8 +6,6 @@ import sys
 
 import psutil
 
-from tests.benchmarks.scripted_server import GAP_S
-
 SCRIPTED = f"{sys.executable} -m tests.benchmarks.scripted_server {{port}}"
 QUICK = ("--workload", "prefix", "--workload", "prefill", "--requests-scale", "0.05", "--rounds", "2", "--warmup", "0")
 
@@ -29,7 +27,7 @@ def test_each_server_is_started_in_each_round_and_stopped(tmp_path):
         for run in document["runs"][label]:
             assert run["ready_s"] > 0
             assert 10e6 < run["resident_bytes"] < 1e9
-            assert GAP_S * 0.5 < run["summaries"]["prefix"]["itl_s"]["p50"] < GAP_S * 3
+            assert run["summaries"]["prefix"]["itl_s"]["p50"] > 0
     assert "one ÷ two" in result.stdout
     left = [
         process for process in psutil.process_iter(["cmdline"]) if "scripted_server" in str(process.info["cmdline"])

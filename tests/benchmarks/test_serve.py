@@ -60,9 +60,9 @@ def test_known_delays_come_out_as_figures(tmp_path, server):
 def test_a_chunk_of_several_tokens_counts_as_several(tmp_path, server):
     [prefix] = figures(tmp_path, server, *SHORT_RUN, model="pairs")["workloads"]
     assert prefix["tokens_per_chunk"] == 2
-    assert 2 * GAP_S * 0.9 < prefix["itl_s"]["p50"] < 2 * GAP_S * LATE
+    assert 2 * GAP_S * 0.6 < prefix["itl_s"]["p50"] < 2 * GAP_S * LATE
     # The first chunk brings two tokens, and 14 follow.
-    assert 14 / 15 * GAP_S * 0.9 < prefix["tpot_s"]["p50"] < GAP_S * LATE
+    assert 14 / 15 * GAP_S * 0.6 < prefix["tpot_s"]["p50"] < GAP_S * LATE
     assert prefix["output_tokens_per_s"] > 16 / (TTFT_S + 14 * GAP_S) / LATE
 
 

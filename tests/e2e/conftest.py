@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -14,9 +15,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(stack: Serving) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def http(stack: Serving) -> Iterator[httpx.Client]:
+    """One for many requests: each makes a TLS context, which costs more than a request."""
+    with httpx.Client(base_url=stack.url, timeout=60) as connected:
         yield connected
 
 

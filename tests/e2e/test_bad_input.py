@@ -7,8 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.serving import Serving
-
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -57,9 +55,9 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], int, str | None]] = [
 MALFORMED = [b"", b"{", b"[]", b'{"model": NaN}', b"\xff\xfe", b"[" * 100_000]
 
 
-def send(url: str, path: str, changes: dict[str, Any]) -> httpx.Response:
+def send(http: httpx.Client, path: str, changes: dict[str, Any]) -> httpx.Response:
     good = {"model": MODEL, "max_tokens": 4, **({"messages": MESSAGES} if path == CHAT else {"prompt": "Hi"})}
-    return httpx.post(url + path, json={**good, **changes}, timeout=20.0)
+    return http.post(path, json={**good, **changes})
 
 
 def assert_error_shape(response: httpx.Response, status: int, param: str | None) -> None:
@@ -73,29 +71,31 @@ def assert_error_shape(response: httpx.Response, status: int, param: str | None)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "changes", "status", "param"), BAD_REQUESTS, ids=lambda value: str(value)[:40])
-def test_bad_values(stack: Serving, path: str, changes: dict[str, Any], status: int, param: str | None, stream: bool):
-    assert_error_shape(send(stack.url, path, {"stream": stream, **changes}), status, param)
+def test_bad_values(
+    http: httpx.Client, path: str, changes: dict[str, Any], status: int, param: str | None, stream: bool
+):
+    assert_error_shape(send(http, path, {"stream": stream, **changes}), status, param)
 
 
 @pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:16]))
-def test_malformed_json(stack: Serving, body: bytes):
-    response = httpx.post(stack.url + CHAT, content=body, headers={"content-type": "application/json"})
+def test_malformed_json(http: httpx.Client, body: bytes):
+    response = http.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert_error_shape(response, 400, None)
 
 
-def test_a_too_long_prompt_says_the_limit(stack: Serving):
-    error = send(stack.url, TEXT, {"prompt": [1] * 9000}).json()["error"]
+def test_a_too_long_prompt_says_the_limit(http: httpx.Client):
+    error = send(http, TEXT, {"prompt": [1] * 9000}).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 8192 tokens" in error["message"]
 
 
-def test_unknown_routes_and_methods(stack: Serving):
-    assert_error_shape(httpx.get(f"{stack.url}/v1/nothing"), 404, None)
-    assert_error_shape(httpx.get(stack.url + CHAT), 405, None)
-    assert_error_shape(httpx.post(stack.url + CHAT + "/", json={}), 404, None)
+def test_unknown_routes_and_methods(http: httpx.Client):
+    assert_error_shape(http.get("/v1/nothing"), 404, None)
+    assert_error_shape(http.get(CHAT), 405, None)
+    assert_error_shape(http.post(CHAT + "/", json={}), 404, None)
 
 
-def test_200_bad_requests_leave_running_streams_undisturbed(stack: Serving, client: Any):
+def test_200_bad_requests_leave_running_streams_undisturbed(http: httpx.Client, client: Any):
     def read_story() -> str:
         stream = client.completions.create(
             model=MODEL, prompt="Once upon a time", temperature=0, max_tokens=300, stream=True,
@@ -116,10 +116,10 @@ def test_200_bad_requests_leave_running_streams_undisturbed(stack: Serving, clie
     num_answered = 0
     while num_answered < 200:
         for path, changes, status, _param in BAD_REQUESTS:
-            assert send(stack.url, path, changes).status_code == status
+            assert send(http, path, changes).status_code == status
             num_answered += 1
         for body in MALFORMED:
-            response = httpx.post(stack.url + CHAT, content=body, headers={"content-type": "application/json"})
+            response = http.post(CHAT, content=body, headers={"content-type": "application/json"})
             assert response.status_code == 400
             num_answered += 1
     all_sent.set()
@@ -127,8 +127,6 @@ def test_200_bad_requests_leave_running_streams_undisturbed(stack: Serving, clie
     assert set(stories) == {undisturbed}
 
 
-def test_an_error_body_is_json_even_without_a_body_type(stack: Serving):
-    response = httpx.post(
-        stack.url + CHAT, content=json.dumps({"model": MODEL}), headers={"content-type": "text/plain"}
-    )
+def test_an_error_body_is_json_even_without_a_body_type(http: httpx.Client):
+    response = http.post(CHAT, content=json.dumps({"model": MODEL}), headers={"content-type": "text/plain"})
     assert_error_shape(response, 415, None)

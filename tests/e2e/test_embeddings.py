@@ -55,13 +55,15 @@ async def test_equal_to_transformers_beside_generation_that_preempts():
     metrics_port = free_port()
     config = stack_config(metrics_port, num_blocks=9, block_size=16, max_model_len=128, max_num_batched_tokens=32)
     async with LocalStack(config, lambda _loading: None) as stack, await running_client(stack) as client:
-        for pooling in Pooling:
-            others = [generate(client, f"{pooling}-other-{index}", prompts[0]) for index in range(3)]
-            pooled = [embed(client, f"{pooling}-{index}", prompt, pooling) for index, prompt in enumerate(prompts)]
-            vectors, _ = await asyncio.gather(asyncio.gather(*pooled), asyncio.gather(*others))
-            for one, other in zip(vectors, expected, strict=True):
-                assert torch.cosine_similarity(one, other[pooling], dim=0) > 0.99999
-                torch.testing.assert_close(one, other[pooling], atol=1e-2, rtol=1e-3)
+        others = asyncio.gather(*(generate(client, f"other-{index}", prompts[0]) for index in range(3)))
+        asked = [(index, pooling) for pooling in Pooling for index in range(len(prompts))]
+        vectors = await asyncio.gather(
+            *(embed(client, f"{pooling}-{index}", prompts[index], pooling) for index, pooling in asked)
+        )
+        await others
+        for vector, (index, pooling) in zip(vectors, asked, strict=True):
+            assert torch.cosine_similarity(vector, expected[index][pooling], dim=0) > 0.99999
+            torch.testing.assert_close(vector, expected[index][pooling], atol=1e-2, rtol=1e-3)
         metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics_port}/metrics")
     assert metric(metrics.text, "pageloom_num_preemptions_total") > 0
 

@@ -68,14 +68,41 @@ def test_the_printed_curl_line_works(stack: Serving):
     assert "Paris" in answer.stdout
 
 
-def test_memory_at_rest(tmp_path: Path):
+def assert_small_at_rest(running: Serving, kv_bytes: int) -> None:
+    resident = {name: process.memory_info().rss / MB for name, process in running.services().items()}
+    assert resident["gateway"] <= 130, resident
+    assert resident["scheduler_svc"] <= 110, resident
+    # The weights are as packed as in the file.
+    assert resident["worker_svc"] <= 97 + kv_bytes / MB + 400, resident
+
+
+def assert_the_scheduler_stays_on_this_host(running: Serving) -> None:
+    """Its services have no authentication, so --host opens the gateway alone."""
+    services = running.services()
+    listening = {
+        name: {connection.laddr.ip for connection in process.net_connections() if connection.status == "LISTEN"}
+        for name, process in services.items()
+    }
+    assert listening["gateway"] == {"0.0.0.0"}
+    assert {ip.removeprefix("::ffff:") for ip in listening["scheduler_svc"]} == {"127.0.0.1"}
+    # Gateway and worker are attached, by the unix socket.
+    assert {connection.status for connection in services["scheduler_svc"].net_connections()} == {"LISTEN"}
+
+
+def assert_no_child_outlives(running: Serving, signum: signal.Signals) -> None:
+    processes = list(running.services().values())
+    assert len(processes) == 3
+    running.process.send_signal(signum)
+    assert not wait_until_gone(processes, 15)
+    running.process.wait(15)
+
+
+def test_at_rest_and_when_the_parent_is_killed(tmp_path: Path):
     kv_bytes = 256 * 1024 * 1024
-    with serving(tmp_path, "--kv-cache-memory-bytes", str(kv_bytes)) as running:
-        resident = {name: process.memory_info().rss / MB for name, process in running.services().items()}
-        assert resident["gateway"] <= 130, resident
-        assert resident["scheduler_svc"] <= 110, resident
-        # The weights are as packed as in the file.
-        assert resident["worker_svc"] <= 97 + kv_bytes / MB + 400, resident
+    with serving(tmp_path, "--kv-cache-memory-bytes", str(kv_bytes), "--host", "0.0.0.0") as running:
+        assert_small_at_rest(running, kv_bytes)
+        assert_the_scheduler_stays_on_this_host(running)
+        assert_no_child_outlives(running, signal.SIGKILL)
 
 
 def test_ctrl_c_lets_a_stream_finish_and_stops_all_three(tmp_path: Path):
@@ -93,15 +120,6 @@ def test_ctrl_c_lets_a_stream_finish_and_stops_all_three(tmp_path: Path):
         assert running.process.wait(30) == 0
         assert not wait_until_gone(processes, 5)
         assert not socket_directory.exists()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_no_child_outlives_the_parent(tmp_path: Path, signum: signal.Signals):
-    with serving(tmp_path) as running:
-        processes = list(running.services().values())
-        running.process.send_signal(signum)
-        assert not wait_until_gone(processes, 15)
-        running.process.wait(15)
 
 
 def test_a_worker_that_dies_is_noticed(tmp_path: Path):
@@ -186,11 +204,12 @@ def checkpoint_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_safetensors_folder_is_served(tmp_path: Path, checkpoint_folder: Path):
+def test_a_safetensors_folder_is_served_until_a_signal(tmp_path: Path, checkpoint_folder: Path):
     with serving(tmp_path, str(checkpoint_folder), "--served-model-name", "tiny") as running:
         body = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
         answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30).json()
         assert answer["usage"]["completion_tokens"] == 5
+        assert_no_child_outlives(running, signal.SIGTERM)
 
 
 def test_truncated_safetensors(checkpoint_folder: Path):
@@ -217,20 +236,6 @@ def test_environment_twins():
     outcome = run_serve(PAGELOOM_PORT="abc")
     assert outcome.returncode != 0
     assert "PAGELOOM_PORT" in outcome.stderr
-
-
-def test_the_scheduler_stays_on_this_host(tmp_path: Path):
-    """Its services have no authentication, so --host opens the gateway alone."""
-    with serving(tmp_path, "--host", "0.0.0.0") as running:
-        services = running.services()
-        listening = {
-            name: {connection.laddr.ip for connection in process.net_connections() if connection.status == "LISTEN"}
-            for name, process in services.items()
-        }
-        assert listening["gateway"] == {"0.0.0.0"}
-        assert {ip.removeprefix("::ffff:") for ip in listening["scheduler_svc"]} == {"127.0.0.1"}
-        # Gateway and worker are attached, by the unix socket.
-        assert {connection.status for connection in services["scheduler_svc"].net_connections()} == {"LISTEN"}
 
 
 def test_a_parent_that_dies_early_takes_its_loading_worker_along(tmp_path: Path):

@@ -63,10 +63,14 @@ async def gateway_server(
     app = create_app(config, EngineClient(config.scheduler_address), model, lifecycle)
     server = HttpServer(app, listening.set)
     url = url_of(bound)
+    # Without certificates to read, which takes longer than the start of a server.
+    openai_http = openai.DefaultAsyncHttpxClient(base_url=f"{url}/v1", timeout=10, verify=False)
     async with (
         engine,
-        httpx.AsyncClient(base_url=url, timeout=10) as http,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client,
+        httpx.AsyncClient(base_url=url, timeout=10, verify=False) as http,
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10, http_client=openai_http
+        ) as client,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(server.serve(sockets=[bound]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
@@ -39,19 +39,47 @@ def reference_greedy(
     a prompt alone by some 1e-5, and the two likeliest tokens by far more.
     """
     model = model or reference_model()
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     outputs: dict[int, list[int]] = {}
-    for start in range(0, len(order), _BATCH_SIZE):
-        batch = order[start : start + _BATCH_SIZE]
+    for batch in _batches(prompts):
         outputs |= zip(batch, _greedy_batch(model, [prompts[i] for i in batch], max_new_tokens), strict=True)
     return [outputs[i] for i in range(len(prompts))]
 
 
+def reference_choices(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What greedy decoding would go on with after each prompt and after each beginning of its answer; the answers are
+    of one length. An answer is the greedy one exactly if it equals this, which takes one run and not one per token."""
+    outputs: dict[int, list[int]] = {}
+    for batch in _batches(prompts):
+        texts = [[*prompts[i], *answers[i][:-1]] for i in batch]
+        outputs |= zip(batch, _choices(reference_model(), texts, len(answers[0])), strict=True)
+    return [outputs[i] for i in range(len(prompts))]
+
+
+def _batches(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    return (order[start : start + _BATCH_SIZE] for start in range(0, len(order), _BATCH_SIZE))
+
+
+def _padded(texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, mask and positions [texts, width], padded on the left."""
+    width = max(map(len, texts))
+    token_ids = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts])
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    return token_ids, mask, (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
+@torch.inference_mode()
+def _choices(model: PreTrainedModel, texts: Sequence[Sequence[int]], num_positions: int) -> list[list[int]]:
+    """The likeliest token after each of the last positions of each text."""
+    token_ids, mask, positions = _padded(texts)
+    output = model(token_ids, attention_mask=mask, position_ids=positions, logits_to_keep=num_positions)
+    choices: list[list[int]] = output.logits.argmax(dim=-1).tolist()
+    return choices
+
+
 @torch.inference_mode()
 def _greedy_batch(model: PreTrainedModel, prompts: list[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-    width = max(len(prompt) for prompt in prompts)
-    token_ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    token_ids, mask, _ = _padded(prompts)
     cache = None
     drawn: list[torch.Tensor] = []
     while True:

@@ -39,7 +39,7 @@ def main(
     chunks = [range(at, min(at + CHUNK, first + histories)) for at in range(first, first + histories, CHUNK)]
     done: Counter[str] = Counter()
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for outcome in _watched(pool.imap_unordered(_run, chunks), histories):
+        for outcome in _watched(pool.imap_unordered(run_chunk, chunks), histories):
             done += outcome.counts
             if outcome.failure:
                 print(outcome.failure, file=sys.stderr)
@@ -48,7 +48,7 @@ def main(
     print(f"all right, and identical when replayed, in {time.monotonic() - started_s:.0f} s on {processes} processes")
 
 
-def _run(seeds: range) -> Outcome:
+def run_chunk(seeds: range) -> Outcome:
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
