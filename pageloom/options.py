@@ -27,14 +27,13 @@ from pageloom.config import (
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.limit_fields import described_limits
 from pageloom.policies import Placement, SchedulingPolicy
-from pageloom.setting_checks import flag_name
+from pageloom.setting_checks import MAX_NUM_WORKERS, flag_name, is_address
 from pageloom.simulation_config import Allocator, KvPolicy
 
 _SUFFIXES = {
     "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
 }  # fmt: skip
 LimitsT = TypeVar("LimitsT")
-_ADDRESS = re.compile(r"unix:.+|.+:\d+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
@@ -54,8 +53,7 @@ def parse_size_or_zero(text: str | int) -> int:
 
 def parse_address(text: str) -> str:
     """Takes "HOST:PORT" or "unix:/PATH". Raises typer.BadParameter."""
-    # gRPC takes an address without a port too, and then dials that of HTTPS for ever.
-    if not _ADDRESS.fullmatch(text):
+    if not is_address(text):
         raise typer.BadParameter(f"{text!r} is not an address; write HOST:PORT or unix:/PATH")
     return text
 
@@ -334,7 +332,12 @@ WorkerId = Annotated[
 ]
 DataParallelSize = Annotated[
     int,
-    option("--data-parallel-size", "Workers, each with a copy of the model, behind the one scheduler.", min=1, max=64),
+    option(
+        "--data-parallel-size",
+        "Workers, each with a copy of the model, behind the one scheduler.",
+        min=1,
+        max=MAX_NUM_WORKERS,
+    ),
 ]
 ApiServerCount = Annotated[
     int,

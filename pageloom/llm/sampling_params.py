@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -15,9 +14,12 @@ from pageloom.field_errors import naming_fields
 from pageloom.grammars.schemas import FormOptions
 from pageloom.grammars.structured_outputs import constrained_field
 from pageloom.llm.argument_names import check_names
+from pageloom.llm.argument_types import require_json, require_types, require_unicode
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
+# vLLM's.
+MAX_NUM_CHOICES = 16_384
 _WITH = "structured_outputs=StructuredOutputsParams({}=...) says it"
 # Parameters of others that are not there -> what is there instead.
 _NOT_HERE: Mapping[str, str] = MappingProxyType(
@@ -112,7 +114,10 @@ class SamplingParams:
         """`structured_outputs` as the grammars' code reads it. Raises InvalidRequest."""
         if self.structured_outputs is None:
             return FormOptions()
-        given = {name: value for name, value in asdict(self.structured_outputs).items() if value is not None}
+        values = {field.name: getattr(self.structured_outputs, field.name) for field in fields(StructuredOutputsParams)}
+        given = {name: value for name, value in values.items() if value is not None}
+        for name, value in given.items():
+            require_json(f"structured_outputs.{name}", value)
         with naming_fields():
             return FormOptions.model_validate({"structured_outputs": given})
 
@@ -120,7 +125,7 @@ class SamplingParams:
         self, *, bad_words: tuple[tuple[int, ...], ...] = (), grammar: str = ""
     ) -> sampling_params.SamplingParams:
         """What the engine is told; words and forms come as token ids and as a grammar. Raises InvalidRequest."""
-        self._check_texts()
+        self._check()
         return sampling_params.SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -133,24 +138,31 @@ class SamplingParams:
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_token_ids=_ids(self.stop_token_ids),
             logprobs=self.logprobs,
             seed=None if self.seed == -1 else self.seed,
             grammar=grammar,
-            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            allowed_token_ids=_ids(self.allowed_token_ids),
             bad_words=bad_words,
             prompt_logprobs=self.prompt_logprobs,
         )
 
-    def _check_texts(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
-            raise InvalidRequest(f"n must be an integer of at least 1, not {self.n!r}", param="n")
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            if not all(isinstance(token_id, Integral) for token_id in getattr(self, name) or ()):
-                raise InvalidRequest(f"{name} must have token ids, which are integers", param=name)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+    def _check(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
+        require_types(given, SamplingParams, InvalidRequest)
+        if not 1 <= self.n <= MAX_NUM_CHOICES:
+            raise InvalidRequest(f"n must be between 1 and {MAX_NUM_CHOICES}, not {self.n}", param="n")
+        for name, texts in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
+            for text in texts:
+                require_unicode(name, text)
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise InvalidRequest("allowed_token_ids is empty, which would allow nothing", param="allowed_token_ids")
         if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest("stop strings are found in the text, so they need detokenize", param="stop")
+
+
+def _ids(token_ids: Sequence[int] | None) -> tuple[int, ...]:
+    # An array has no truth value.
+    return () if token_ids is None else tuple(token_ids)

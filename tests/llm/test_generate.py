@@ -253,7 +253,7 @@ def test_an_engine_that_runs_elsewhere(llm: LLM, address: str):
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
-        ({"max_tokens": "5"}, "max_tokens must be an integer, not '5'"),
+        ({"max_tokens": "5"}, "max_tokens must be an integer or None, not '5'"),
         ({"temperature": "0"}, "temperature must be a number, not '0'"),
         ({"n": 1.5}, "n must be an integer"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
