@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TypeVar
 
 from pageloom.errors import InvalidRequest
@@ -54,7 +55,8 @@ def one_each(
 def priority_each(count: int, priority: int | Sequence[int] | None) -> list[int]:
     """Raises InvalidRequest unless there is one for all prompts or one for each."""
     require_type("priority", priority, int | Sequence[int] | None)
-    each = _counted(priority, count, "priority") if isinstance(priority, Sequence) else [priority or 0] * count
+    one = 0 if priority is None else priority
+    each = [int(one)] * count if isinstance(one, Integral) else _counted(one, count, "priority")
     for value in each:
         if abs(value) > MAX_PRIORITY:
             raise InvalidRequest(

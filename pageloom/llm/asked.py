@@ -150,4 +150,6 @@ def _options(messages: ChatMessages, params: SamplingParams, arguments: ChatArgu
 
 
 def _sampler(params: SamplingParams, grammar: str, model: TextModel) -> sampling_params.SamplingParams:
+    # It may have been changed since it was made.
+    require_type("bad_words", params.bad_words, Sequence[str] | None)
     return params.sampler(bad_words=bad_word_ids(params.bad_words or (), model.tokenizer), grammar=grammar)

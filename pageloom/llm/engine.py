@@ -168,6 +168,10 @@ class Engine:
             if error.param != "grammar":
                 raise
             raise error.for_caller(grammar_field) from None
+        except EngineError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
         except Unavailable:
             if self._watcher is not None:
                 await asyncio.wait((self._watcher,), timeout=_NEWS_S)
@@ -186,6 +190,7 @@ class Engine:
         stack.kill()
 
     def _close(self) -> None:
+        self._failure = self._failure or EngineError("the engine was shut down")
         if self._watcher is not None:
             self._watcher.cancel()
 

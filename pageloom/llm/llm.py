@@ -250,6 +250,9 @@ def _score(one: Pooled, other: Pooled) -> ScoringRequestOutput:
 
 
 def _close(thread: LoopThread, held: Held[Engine]) -> None:
+    if thread.is_foreign:
+        # The engine goes on for whom it belongs to.
+        return
     if thread.is_current:
         # An LLM that nobody has shut down may be found by the garbage collector there.
         thread.run_soon(held.close())

@@ -14,7 +14,7 @@ from pageloom.field_errors import naming_fields
 from pageloom.grammars.schemas import FormOptions
 from pageloom.grammars.structured_outputs import constrained_field
 from pageloom.llm.argument_names import check_names
-from pageloom.llm.argument_types import require_json, require_types, require_unicode
+from pageloom.llm.argument_types import require_json, require_type, require_types, require_unicode
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
@@ -112,6 +112,7 @@ class SamplingParams:
 
     def form(self) -> FormOptions:
         """`structured_outputs` as the grammars' code reads it. Raises InvalidRequest."""
+        require_type("structured_outputs", self.structured_outputs, StructuredOutputsParams | None)
         if self.structured_outputs is None:
             return FormOptions()
         values = {field.name: getattr(self.structured_outputs, field.name) for field in fields(StructuredOutputsParams)}

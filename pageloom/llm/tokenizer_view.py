@@ -55,7 +55,7 @@ class TokenizerView:
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
         require_type("token_ids", token_ids, int | Sequence[int])
-        ids = list(token_ids) if isinstance(token_ids, Sequence) else [token_ids]
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         check_token_ids("token_ids", ids, self.vocab_size)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -109,5 +109,8 @@ async def test_chat_and_embed(engine: AsyncLLM):
 async def test_what_is_wrong_is_named(engine: AsyncLLM):
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         await anext(engine.generate(""))
+    for name, value in (("sampling_params", 5), ("request_id", 5), ("priority", "first")):
+        with pytest.raises(InvalidRequest, match=f"^{name} must be"):
+            await anext(engine.generate("a", **{name: value}))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="does not run"):
         await anext(AsyncLLM(address="unused:1").generate("a"))

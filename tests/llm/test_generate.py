@@ -185,6 +185,16 @@ def test_from_several_threads(llm: LLM):
         ("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")), ["structured_outputs.regex"]),
         ("a", SamplingParams(bad_words=[""]), ["bad_words"]),
         ("a", SamplingParams(stop_token_ids=[1 << 30]), ["stop_token_ids", "49151"]),
+        (b"ab", GREEDY, ["prompts must be", "b'ab'"]),
+        (["a", b"ab"], GREEDY, ["prompts[1] must be", "b'ab'"]),
+        (["a", "b\ud800"], GREEDY, ["prompts[1]", "lone surrogate at character 1"]),
+        ({"prompt": "a", "cache_salt": 5}, GREEDY, ["prompts.cache_salt must be a string, not 5"]),
+        ({"prompt": "a", "cache_salt": "\ud800"}, GREEDY, ["prompts.cache_salt", "surrogate"]),
+        ({"prompt": 5, "prompt_token_ids": [1]}, GREEDY, ["prompts must be"]),
+        ({1: 2}, GREEDY, ["prompts has 1"]),
+        ("a", 5, ["sampling_params must be SamplingParams or a list of SamplingParams, not 5"]),
+        ("a", {"temperature": 0}, ["sampling_params must be", "'temperature'"]),
+        (["a"], [None], ["sampling_params must be", "[None]"]),
     ],
 )
 def test_what_is_wrong_is_named(llm: LLM, prompts, params, words: list[str]):
@@ -192,6 +202,36 @@ def test_what_is_wrong_is_named(llm: LLM, prompts, params, words: list[str]):
         llm.generate(prompts, params)
     for word in words:
         assert word in refused.value.message
+
+
+@pytest.mark.parametrize("priority", ["x", 1.5, True, 2**31, [2**40], [None], {}])
+def test_a_priority_that_is_none(llm: LLM, priority):
+    with pytest.raises(InvalidRequest, match=r"^priority must be"):
+        llm.generate("a", GREEDY, priority=priority)
+
+
+def test_parameters_that_were_changed_are_checked_again(llm: LLM):
+    for name in ("bad_words", "structured_outputs", "stop", "ignore_eos"):
+        params = SamplingParams(max_tokens=1)
+        setattr(params, name, 5)
+        with pytest.raises(InvalidRequest, match=f"^{name} must be"):
+            llm.generate("a", params)
+
+
+@pytest.mark.parametrize("texts", [5, None, b"a", ["a", 5], {"a": 1}, "\ud800"])
+def test_texts_that_are_none(llm: LLM, texts):
+    with pytest.raises(InvalidRequest, match=r"^prompts"):
+        llm.tokenize(texts)
+
+
+def test_what_a_tokenizer_cannot_take(llm: LLM):
+    tokenizer = llm.get_tokenizer()
+    for text in (5, b"a", "\ud800"):
+        with pytest.raises(InvalidRequest, match=r"^text"):
+            tokenizer.encode(text)  # type: ignore[arg-type]
+    for token_ids in ("x", [1.5], [-1], 1 << 40):
+        with pytest.raises(InvalidRequest, match=r"^token_ids"):
+            tokenizer.decode(token_ids)  # type: ignore[arg-type]
 
 
 def test_contexts_end(llm: LLM):
@@ -263,6 +303,21 @@ def test_an_engine_that_runs_elsewhere(llm: LLM, address: str):
         ({"structured_outputs": StructuredOutputsParams()}, "exactly one of"),
         ({"structured_outputs": StructuredOutputsParams(regex="a", choice=["b"])}, "regex and choice"),
         ({"structured_outputs": StructuredOutputsParams(choice=[])}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs must be StructuredOutputsParams or None"),
+        ({"structured_outputs": StructuredOutputsParams(json={"const": {1}})}, "structured_outputs.json must be"),
+        ({"n": True}, "n must be an integer, not True"),
+        ({"n": 10**9}, "n must be between 1 and 16384"),
+        ({"stop": 5}, "stop must be a string or a list of strings or None, not 5"),
+        ({"stop": [5]}, "stop must be"),
+        ({"stop": ["a\ud800"]}, "stop is not valid Unicode"),
+        ({"bad_words": "abc"}, "bad_words must be a list of strings or None, not 'abc'"),
+        ({"bad_words": ["\ud800"]}, "bad_words is not valid Unicode"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of integers or None, not 5"),
+        ({"allowed_token_ids": "12"}, "allowed_token_ids must be"),
+        ({"logit_bias": [1]}, "logit_bias must be a mapping of integers to numbers or None"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
+        ({"detokenize": None}, "detokenize must be True or False"),
+        ({"output_kind": 1}, "output_kind must be RequestOutputKind, not 1"),
     ],
 )
 def test_parameters_are_checked_when_they_are_made(fields, word: str):
