@@ -182,6 +182,8 @@ class GatewayConfig(ServiceConfig):
     def __post_init__(self) -> None:
         require_port("port", self.port)
         require_at_least("batch_concurrency", self.batch_concurrency, 1)
+        if not all(self.served_model_names):
+            raise InvalidConfig("--served-model-name must not be empty")
         require_seconds("shutdown_timeout", self.drain_timeout_s, 0.0)
         require_seconds("response_ttl", self.response_ttl_s, 0.0)
         require_seconds("file_ttl", self.file_ttl_s, 1.0)

@@ -6,6 +6,7 @@ Names are vLLM's where the meaning is the same.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -40,10 +41,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 def parse_size(text: str | int) -> int:
     """Takes "2GiB", "512M", "8k" or a plain number (typer passes defaults through too). Raises typer.BadParameter."""
     match = _SIZE.fullmatch(str(text).strip())
-    value = int(float(match[1]) * _SUFFIXES[(match[2] or "").lower()]) if match else 0
-    if value < 1:
+    value = float(match[1]) * _SUFFIXES[(match[2] or "").lower()] if match else 0.0
+    if not 1 <= value < math.inf:
         raise typer.BadParameter(f"{text!r} is not a size; write a number above 0 such as 8192, 8k, 512M or 2GiB")
-    return value
+    return int(value)
 
 
 def parse_size_or_zero(text: str | int) -> int:

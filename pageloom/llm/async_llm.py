@@ -48,16 +48,23 @@ class AsyncLLM:
         await self.shutdown()
 
     async def start(self) -> None:
-        """Returns when the model is loaded. Raises StartupError or Unavailable."""
+        """Returns when the model is loaded. Raises StartupError or Unavailable, and RuntimeError if it was called
+        already and `shutdown` was not."""
+        if self._held is not None:
+            raise RuntimeError("the AsyncLLM was started already")
         with LoadingBar(Console(stderr=True)) as bar, naming_arguments():
-            self._held = Held(Engine.running(self._config, bar.update))
-            self._engine = await self._held.open()
+            held = self._held = Held(Engine.running(self._config, bar.update))
+            try:
+                self._engine = await held.open()
+            except BaseException:
+                self._held = None
+                raise
 
     async def shutdown(self) -> None:
         """Cancels what runs and stops the engine's processes."""
-        self._engine = None
-        if self._held is not None:
-            await self._held.close()
+        held, self._held, self._engine = self._held, None, None
+        if held is not None:
+            await held.close()
 
     async def generate(
         self,

@@ -108,21 +108,22 @@ def test_ctrl_c_while_the_model_loads():
         assert_gone(services)
 
 
-def test_who_still_waits_is_told_of_the_end():
-    with LLM(kv_cache_memory_bytes=64 * 1024**2) as llm, ThreadPoolExecutor(1) as others:
-        endless = others.submit(llm.generate, "a", SamplingParams(max_tokens=None, ignore_eos=True))
-        while not any(
-            isinstance(metric, Gauge) and metric.name == "pageloom_num_requests_running" and metric.value
-            for metric in llm.get_metrics()
-        ):
+def test_who_still_waits_is_told_of_the_end(llm: LLM, address: str):
+    def is_running() -> bool:
+        metrics = [metric for metric in llm.get_metrics() if isinstance(metric, Gauge)]
+        return any(metric.value for metric in metrics if metric.name == "pageloom_num_requests_running")
+
+    with LLM(address=address) as other, ThreadPoolExecutor(1) as threads:
+        endless = threads.submit(other.generate, "a", SamplingParams(max_tokens=None, ignore_eos=True))
+        while not is_running():
             time.sleep(0.02)
-        llm.shutdown()
+        other.shutdown()
         with pytest.raises(EngineError, match="was shut down"):
             endless.result(TIMEOUT_S)
 
 
 def test_a_forked_process_is_told_and_leaves_the_engine_alone(llm: LLM):
-    def ask(answers: multiprocessing.Queue[str]) -> None:
+    def ask(answers: "multiprocessing.Queue[str]") -> None:
         for use in (lambda: llm.generate("a"), LLM, llm.shutdown):
             try:
                 answers.put(f"done: {use()}")
