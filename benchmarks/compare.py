@@ -5,25 +5,23 @@ share the cores, and a machine that gets slower does so for all. The first serve
 of the others: the ratio of a figure is the median of the ratios within the rounds.
 """
 
-import json
 import math
 import statistics
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.latency import Distribution, Summary, summarize
 from benchmarks.load import ALL_WORKLOADS, Settings, chosen_workloads, run_round, warm_up
 from benchmarks.machine import Machine
+from benchmarks.report import new_table, write_figures
 from benchmarks.server_process import ServerCommand, free_port, ready, started, with_port
 from benchmarks.workloads import NUM_RESERVED_IDS, WORKLOADS, Workload
 
@@ -49,7 +47,10 @@ class Figure:
         return statistics.median(self.by_server[label])
 
     def ratio(self, label: str, other: str) -> float:
-        pairs = zip(self.by_server[label], self.by_server[other], strict=True)
+        """NaN if one of the other's is 0, as the time between tokens that come in one chunk."""
+        pairs = list(zip(self.by_server[label], self.by_server[other], strict=True))
+        if not all(another for _, another in pairs):
+            return math.nan
         return statistics.median(one / another for one, another in pairs)
 
 
@@ -94,11 +95,7 @@ def main(
         raise typer.Exit(1) from error
     machine = Machine.describe()
     _print_table(machine, _figures(workloads, runs), list(runs))
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "servers": [asdict(each) for each in servers]}
-        document["runs"] = {label: [asdict(run) for run in each] for label, each in runs.items()}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, servers=servers, runs=runs)
 
 
 def _servers(texts: list[str]) -> list[ServerCommand]:
@@ -153,14 +150,7 @@ def _p50_ms(distribution: Distribution | None) -> float:
 
 def _print_table(machine: Machine, figures: list[Figure], labels: list[str]) -> None:
     first, *others = labels
-    table = Table(
-        title="medians of the rounds",
-        caption=str(machine),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = new_table("medians of the rounds", str(machine))
     table.add_column("workload")
     table.add_column("figure")
     for heading in (*labels, *(f"{first} ÷ {other}" for other in others)):

@@ -5,11 +5,10 @@ Real services on this machine, behind them the default model or a simulated work
 """
 
 import asyncio
-import json
 import os
 import re
-from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -21,10 +20,10 @@ from rich.table import Table
 
 from benchmarks.http_connection import Endpoint, HttpConnection
 from benchmarks.machine import Machine
-from benchmarks.streams import MODEL_NAME, run_streams, until_it_serves
-from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
-from pageloom.status import GatewayReady
+from benchmarks.report import write_figures
+from benchmarks.streams import run_streams, serving
+from pageloom.config import SchedulerConfig, WorkerConfig
+from pageloom.local_stack import LocalStack
 
 SERVICES = ("gateway", "scheduler", "worker")
 # Prompts, and what the first steps bring into the caches, are over by then.
@@ -94,32 +93,20 @@ def main(
     figures = [uvloop.run(_measure(num_streams, step_s, seconds)) for num_streams, step_s in cases]
     machine = Machine.describe()
     _print_table(machine, figures)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "cases": [asdict(one) for one in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, cases=figures)
 
 
 async def _measure(num_streams: int, step_s: float | None, seconds: float) -> Figures:
     """`step_s` is the simulated worker's; None: the default model runs."""
-    config = StackConfig(
-        scheduler=SchedulerConfig(max_num_seqs=num_streams, log_level="error"),
-        worker=WorkerConfig(
-            model="",
-            simulate=None if step_s is None else f"fixed:{step_s * 1e3:g}ms",
-            max_num_seqs=num_streams,
-            max_model_len=MAX_TOKENS + 96,
-            drain_timeout_s=0.0,
-            log_level="error",
-        ),
-        gateway=GatewayConfig(model="", served_model_names=(MODEL_NAME,), port=0, log_level="error"),
+    worker = WorkerConfig(
+        model="",
+        simulate=None if step_s is None else f"fixed:{step_s * 1e3:g}ms",
+        max_num_seqs=num_streams,
+        max_model_len=MAX_TOKENS + 96,
+        drain_timeout_s=0.0,
+        log_level="error",
     )
-    async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(LocalStack(config, lambda _: None))
-        services.drain = False
-        await services.wait_until_ready()
-        endpoint = Endpoint.parse(services.ready(GatewayReady).url)
-        await until_it_serves(endpoint)
+    async with serving(SchedulerConfig(max_num_seqs=num_streams, log_level="error"), worker) as (services, endpoint):
         streaming = asyncio.create_task(run_streams(endpoint, num_streams, MAX_TOKENS))
         await asyncio.sleep(SETTLE_S)
         num_before = await _num_tokens(endpoint)

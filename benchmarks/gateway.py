@@ -5,9 +5,7 @@ is too slow joins tokens, so what counts is whether each token still comes as a 
 `python -m benchmarks.gateway --help`.
 """
 
-import json
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +15,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.http_connection import Endpoint
 from benchmarks.latency import summarize
 from benchmarks.machine import Machine
-from benchmarks.streams import MODEL_NAME, PROMPT_LEN, run_streams, until_it_serves
-from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
-from pageloom.status import GatewayReady
+from benchmarks.report import write_figures
+from benchmarks.streams import PROMPT_LEN, run_streams, serving
+from pageloom.config import SchedulerConfig, WorkerConfig
+from pageloom.local_stack import LocalStack
 
 # What the simulated worker's context holds.
 MAX_TOKENS = 8_000
@@ -64,36 +61,25 @@ def main(
     ]
     machine = Machine.describe()
     _print_table(machine, figures)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "cases": [asdict(one) for one in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, cases=figures)
 
 
 async def _measure(num_streams: int, rate: float, seconds: float) -> Figures:
     step_s = num_streams / rate
     num_tokens = min(max(2, round(seconds / step_s)), MAX_TOKENS)
     num_blocks = num_streams * ((PROMPT_LEN + num_tokens) // 32 + 2)
-    config = StackConfig(
-        scheduler=SchedulerConfig(max_num_seqs=num_streams, max_num_batched_tokens=8192, log_level="error"),
-        worker=WorkerConfig(
-            model="",
-            simulate=f"fixed:{step_s * 1e3:g}ms",
-            max_num_seqs=num_streams,
-            max_num_batched_tokens=8192,
-            max_model_len=PROMPT_LEN + num_tokens,
-            num_blocks=num_blocks,
-            drain_timeout_s=0.0,
-            log_level="error",
-        ),
-        gateway=GatewayConfig(model="", served_model_names=(MODEL_NAME,), port=0, log_level="error"),
+    scheduler = SchedulerConfig(max_num_seqs=num_streams, max_num_batched_tokens=8192, log_level="error")
+    worker = WorkerConfig(
+        model="",
+        simulate=f"fixed:{step_s * 1e3:g}ms",
+        max_num_seqs=num_streams,
+        max_num_batched_tokens=8192,
+        max_model_len=PROMPT_LEN + num_tokens,
+        num_blocks=num_blocks,
+        drain_timeout_s=0.0,
+        log_level="error",
     )
-    async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(LocalStack(config, lambda _: None))
-        services.drain = False
-        await services.wait_until_ready()
-        endpoint = Endpoint.parse(services.ready(GatewayReady).url)
-        await until_it_serves(endpoint)
+    async with serving(scheduler, worker) as (services, endpoint):
         await run_streams(endpoint, num_streams, min(num_tokens, 50))
         before = _cpu_s(services)
         summary = summarize([await run_streams(endpoint, num_streams, num_tokens)])

@@ -18,11 +18,11 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
+from benchmarks.report import new_table
 from pageloom.client import EngineClient
 from pageloom.errors import PageloomError
 from pageloom.grammars import grammar as grammars
@@ -204,14 +204,7 @@ def _grammar(form: JsonObject) -> str:
 
 def _table(title: str, alone_s: tuple[float, ...]) -> Table:
     alone = f"stream alone: p50 {_milliseconds(median(alone_s))}, longest {_milliseconds(max(alone_s))}"
-    table = Table(
-        title=title,
-        caption=f"{alone}\n{Machine.describe()}",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = new_table(title, f"{alone}\n{Machine.describe()}")
     table.add_column("kind", no_wrap=True)
     table.add_column("outcome")
     for heading in ("slowest\nanswer", "stream\np50", "of that\nalone", "stream\nlongest"):

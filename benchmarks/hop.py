@@ -5,12 +5,11 @@ every slot busy. Start it with `python -m benchmarks.hop --help`.
 """
 
 import asyncio
-import json
 import re
 import socket
 import urllib.request
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
+from benchmarks.report import write_figures
 from pageloom.client import EngineClient
 from pageloom.config import SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
+from pageloom.stack_config import StackConfig
 
 PROMPT_LEN = 32
 SETTLE_S = 2.0
@@ -64,10 +65,7 @@ def main(
     figures = [asyncio.run(_measure(*case, seconds)) for case in cases]
     machine = Machine.describe()
     _print_table(machine, figures)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "cases": [asdict(figure) for figure in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, cases=figures)
 
 
 async def _measure(step_s: float, num_seqs: int, depth: int, seconds: float) -> Figures:

@@ -4,11 +4,10 @@ Start it with `python -m benchmarks.kernels --help`.
 """
 
 import gc
-import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
+from benchmarks.report import write_figures
 from pageloom.config import DEFAULT_BLOCK_SIZE, CpuKernels, Quantization, WorkerConfig
 from pageloom.plan import Admission, BatchPlan
 from pageloom.sampling_params import SamplingParams
@@ -63,10 +63,7 @@ def main(
         figures += _measure(name, model, num_steps, num_prefills, num_threads)
     machine = Machine.describe()
     _print_table(machine, figures)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "steps": [asdict(figure) for figure in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, steps=figures)
 
 
 def _measure(path: str, model: str, num_steps: int, num_prefills: int, num_threads: int | None) -> Iterator[Figure]:

@@ -3,10 +3,9 @@
 Start it with `python -m benchmarks.memory --help`.
 """
 
-import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.machine import Machine
+from benchmarks.report import write_figures
 
 SERVICES = {"gateway": "gateway", "scheduler_svc": "scheduler", "worker_svc": "worker"}
 # Heartbeats and health checks stay far below this share of one core; a running request does not.
@@ -53,10 +53,7 @@ def main(
         raise typer.Exit(1) from error
     machine = Machine.describe()
     _print_table(machine, figures)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "processes": [asdict(figure) for figure in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, processes=figures)
 
 
 def _process(pid: int) -> psutil.Process:

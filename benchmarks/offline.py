@@ -11,20 +11,19 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.latency import summarize
 from benchmarks.load import run_round
 from benchmarks.machine import Machine
+from benchmarks.report import new_table, write_figures
 from benchmarks.server_process import ServerCommand, free_port, ready, started, with_port
 from benchmarks.workloads import NUM_RESERVED_IDS, WORKLOADS, CompletionRequest, Workload, round_requests
 from pageloom import LLM, SamplingParams
@@ -88,10 +87,7 @@ def main(
         raise typer.Exit(1) from error
     machine = Machine.describe()
     _print_table(machine, rates)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "plan": asdict(plan), "output_tokens_per_s": rates}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, plan=plan, output_tokens_per_s=rates)
 
 
 def _ours(plan: Plan, round_name: str) -> float:
@@ -154,14 +150,7 @@ def _listed(requests: list[CompletionRequest]) -> list[tuple[tuple[int, ...], in
 
 
 def _print_table(machine: Machine, rates: dict[str, list[float]]) -> None:
-    table = Table(
-        title="output tokens/s, and the ratio to it of LLM.generate in each round",
-        caption=str(machine),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = new_table("output tokens/s, and the ratio to it of LLM.generate in each round", str(machine))
     for heading in ("", "median", "by round", "ratio", "by round"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, each in rates.items():

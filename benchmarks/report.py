@@ -1,8 +1,9 @@
 """How are figures shown? The table for people, and JSON for keeping and comparing."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,16 +14,21 @@ from benchmarks.machine import Machine
 from benchmarks.workloads import WORKLOADS
 
 
-def print_table(console: Console, title: str, machine: Machine, summaries: dict[str, Summary]) -> None:
-    """Fits a terminal of 80 columns: each latency shows its p50 above its p99."""
-    table = Table(
+def new_table(title: str, caption: str) -> Table:
+    """Without rows and columns."""
+    return Table(
         title=title,
-        caption=_caption(machine, summaries),
+        caption=caption,
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
+
+
+def print_table(console: Console, title: str, machine: Machine, summaries: dict[str, Summary]) -> None:
+    """Fits a terminal of 80 columns: each latency shows its p50 above its p99."""
+    table = new_table(title, _caption(machine, summaries))
     table.add_column("workload", no_wrap=True)
     for heading in ("output\ntok/s", "prompt\ntok/s", "cached", "", "TTFT\nms", "inter-token\nms", "per token\nms"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -52,9 +58,21 @@ def write_json(
         | asdict(summary)
         for name, summary in summaries.items()
     ]
-    document = {"machine": machine.to_json(), "server": server, "settings": settings, "workloads": workloads}
+    write_figures(path, machine, server=server, settings=settings, workloads=workloads)
+
+
+def write_figures(path: Path | None, machine: Machine, **figures: object) -> None:
+    """To the file that --json names, if it does; dataclasses become objects."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    path.write_text(json.dumps({"machine": machine.to_json(), **figures}, indent=2, default=_plain) + "\n")
+
+
+def _plain(value: object) -> dict[str, Any]:
+    assert is_dataclass(value)
+    assert not isinstance(value, type)
+    return asdict(value)
 
 
 def _milliseconds(distribution: Distribution | None) -> str:

@@ -4,11 +4,10 @@ Start it with `python -m benchmarks.scheduler --help`.
 """
 
 import gc
-import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.latency import Distribution
 from benchmarks.machine import Machine
+from benchmarks.report import write_figures
 from pageloom import wire
 from pageloom.plan import BatchPlan, CacheInfo, ModelInfo, StepResult, WorkerHello
 from pageloom.requests import GenerateRequest
@@ -61,10 +61,7 @@ def main(
     ]
     machine = Machine.describe()
     _print_table(machine, figures)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "cases": [asdict(figure) for figure in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(json_file, machine, cases=figures)
 
 
 class Fleet:

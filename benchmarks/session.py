@@ -5,12 +5,11 @@ of a model. Start it with `python -m benchmarks.session --help`.
 """
 
 import asyncio
-import json
 import multiprocessing
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
+from benchmarks.report import write_figures
 from pageloom import __version__, wire
 from pageloom.client import EngineClient
 from pageloom.outputs import ChoiceFinished, FinishReason, GenerateEvent, TokensGenerated
@@ -126,10 +126,7 @@ def main(
     outbox = {num: _outbox_s(num) for num in (256, 1024)}
     machine = Machine.describe()
     _print_tables(machine, load, figures, outbox)
-    if json_file is not None:
-        document = {"machine": machine.to_json(), "load": asdict(load), "ways": [asdict(one) for one in figures]}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document | {"outbox_s": outbox}, indent=2) + "\n")
+    write_figures(json_file, machine, load=load, ways=figures, outbox_s=outbox)
 
 
 def _measure(way: str, load: Load) -> Figures:

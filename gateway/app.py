@@ -76,9 +76,24 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         # A redirect loses the body of a POST.
         redirect_slashes=False,
     )
+    gateway = app.state.gateway = _gateway(app, config, client, model, lifecycle)
+    app.add_middleware(RequestMiddleware, metrics=gateway.metrics)
+    if config.allowed_origins:
+        # Around the other, so that a page may read what that refuses, too.
+        _allow_browsers(app, config.allowed_origins)
+    install_error_handlers(app)
+    for routes in _ROUTES:
+        app.include_router(routes.router)
+    describe_truly(app)
+    return app
+
+
+def _gateway(
+    app: FastAPI, config: GatewayConfig, client: EngineClient, model: ServedModel, lifecycle: Lifecycle
+) -> Gateway:
     metrics = GatewayMetrics(model.names[0], config.shared_dir)
     background = BackgroundTasks()
-    app.state.gateway = Gateway(
+    return Gateway(
         config=config,
         client=client,
         model=model,
@@ -97,15 +112,6 @@ def create_app(config: GatewayConfig, client: EngineClient, model: ServedModel, 
         background=background,
         batches=_batches(app, config, background),
     )
-    app.add_middleware(RequestMiddleware, metrics=metrics)
-    if config.allowed_origins:
-        # Around the other, so that a page may read what that refuses, too.
-        _allow_browsers(app, config.allowed_origins)
-    install_error_handlers(app)
-    for routes in _ROUTES:
-        app.include_router(routes.router)
-    describe_truly(app)
-    return app
 
 
 def _response_store(config: GatewayConfig) -> ResponseStore | SharedResponseStore:

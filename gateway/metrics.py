@@ -17,8 +17,9 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.answers.choice import ChoiceDelta, Finish
+from gateway.answers.choice import ChoiceDelta
 from gateway.errors import ClientDisconnected
+from gateway.openai.answer_schemas import Finish
 from pageloom import __version__
 from pageloom.unlocked_metrics import UnlockedCounter, UnlockedHistogram
 
@@ -35,39 +36,25 @@ class GatewayMetrics:
     asked for is the sum of all, without what is of one process alone."""
 
     def __init__(self, model_name: str, shared_dir: str | None = None) -> None:
+        self._model_name = model_name
         self.registry = CollectorRegistry()
-        self._shown = self.registry
-        if shared_dir is None:
-            ProcessCollector(registry=self.registry)
-            PlatformCollector(registry=self.registry)
-            GCCollector(registry=self.registry)
-        else:
-            self._shown = CollectorRegistry()
-            MultiProcessCollector(self._shown, path=shared_dir)  # type: ignore[no-untyped-call]
-        self._build_info(model_name)
+        self._shown = _shown_registry(self.registry, shared_dir)
+        self._build_info()
         self.http_requests = Counter(
             "pageloom_http_requests",
             "HTTP requests by route and status.",
             ("method", "route", "status"),
             registry=self.registry,
         )
-        self.generations_running = self._gauge(
-            "num_generations_running", "Generations that the gateway is serving.", model_name
-        )
+        self.generations_running = self._gauge("num_generations_running", "Generations that the gateway is serving.")
         self.unknown_fields = self._counter(
-            "unknown_request_fields", "Fields of requests that nobody knows, and that were ignored.", model_name
+            "unknown_request_fields", "Fields of requests that nobody knows, and that were ignored."
         )
         self.loop_lag = self._histogram(
-            "event_loop_lag_seconds", "How late the event loop wakes a sleeper.", LAG_BUCKETS_S, model_name
+            "event_loop_lag_seconds", "How late the event loop wakes a sleeper.", LAG_BUCKETS_S
         )
-        success = Counter(
-            "pageloom_request_success",
-            "Choices that ended, by reason.",
-            ("model_name", "finished_reason"),
-            registry=self.registry,
-        )
-        self.success = {reason: success.labels(model_name, reason) for reason in FINISHED_REASONS}
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.", model_name)
+        self.success = self._successes()
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts.")
         # These two change with each token.
         labels, folder = {"model_name": model_name}, None if shared_dir is None else Path(shared_dir)
         self.generation_tokens = UnlockedCounter(
@@ -82,20 +69,18 @@ class GatewayMetrics:
             folder=folder,
         )
         self.grammars_refused = self._counter(
-            "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much.", model_name
+            "grammars_refused", "Requests whose grammar cannot be compiled, or takes too much."
         )
         self.ttft = self._histogram(
-            "time_to_first_token_seconds", "From the request to its first token.", TTFT_BUCKETS_S, model_name
+            "time_to_first_token_seconds", "From the request to its first token.", TTFT_BUCKETS_S
         )
-        self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "From the request to its end.", E2E_BUCKETS_S, model_name
-        )
+        self.e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", E2E_BUCKETS_S)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._shown)
 
-    def _build_info(self, model_name: str) -> None:
+    def _build_info(self) -> None:
         gauge = Gauge(
             "pageloom_build_info",
             "Always 1.",
@@ -103,18 +88,40 @@ class GatewayMetrics:
             registry=self.registry,
             multiprocess_mode="max",
         )
-        gauge.labels(__version__, "gateway", model_name).set(1)
+        gauge.labels(__version__, "gateway", self._model_name).set(1)
 
-    def _counter(self, name: str, text: str, model_name: str) -> Counter:
-        return Counter(f"pageloom_{name}", text, ("model_name",), registry=self.registry).labels(model_name)
+    def _successes(self) -> dict[str, Counter]:
+        counter = Counter(
+            "pageloom_request_success",
+            "Choices that ended, by reason.",
+            ("model_name", "finished_reason"),
+            registry=self.registry,
+        )
+        return {reason: counter.labels(self._model_name, reason) for reason in FINISHED_REASONS}
 
-    def _gauge(self, name: str, text: str, model_name: str) -> Gauge:
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(f"pageloom_{name}", text, ("model_name",), registry=self.registry)
+        return counter.labels(self._model_name)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"pageloom_{name}", text, ("model_name",), registry=self.registry, multiprocess_mode="livesum")
-        return gauge.labels(model_name)
+        return gauge.labels(self._model_name)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], model_name: str) -> Histogram:
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(f"pageloom_{name}", text, ("model_name",), buckets=buckets, registry=self.registry)
-        return histogram.labels(model_name)
+        return histogram.labels(self._model_name)
+
+
+def _shown_registry(own: CollectorRegistry, shared_dir: str | None) -> CollectorRegistry:
+    """What is asked for: the metrics of this process and of the process itself, or the sums of all that share."""
+    if shared_dir is None:
+        ProcessCollector(registry=own)
+        PlatformCollector(registry=own)
+        GCCollector(registry=own)
+        return own
+    shown = CollectorRegistry()
+    MultiProcessCollector(shown, path=shared_dir)  # type: ignore[no-untyped-call]
+    return shown
 
 
 class RequestObserver:

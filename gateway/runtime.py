@@ -21,7 +21,7 @@ from gateway.engine_state import EngineState
 from gateway.http.middleware import record_of
 from gateway.metrics import GatewayMetrics, RequestObserver
 from gateway.requests.job import Job
-from gateway.requests.terms import Terms
+from gateway.requests.terms import Terms, read_terms
 from gateway.responses.shared_store import SharedResponseStore
 from gateway.responses.store import ResponseStore
 from gateway.served_model import ServedModel
@@ -55,6 +55,13 @@ class Gateway:
     responses: ResponseStore | SharedResponseStore
     background: BackgroundTasks
     batches: BatchService
+
+    def accepted(self, request: Request, model: str) -> Terms:
+        """The terms of a request to the model of this name. Raises ModelNotFound, ShuttingDown, and InvalidRequest if a
+        header is wrong."""
+        self.model.require_name(model)
+        self.lifecycle.require_accepting()
+        return read_terms(request.headers, record_of(request.scope).started_s)
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """For text work that would hold up the event loop."""

@@ -12,20 +12,18 @@ import typer
 
 from pageloom import __version__, config, simulation_config
 from pageloom import options as opt
-from pageloom.batch_options import takes_batch_options
 from pageloom.config import GatewayConfig, ReplayConfig, SchedulerConfig, ServiceConfig, WorkerConfig
 from pageloom.errors import StartupError
 from pageloom.form_limits import FormLimits
 from pageloom.grammar_limits import GrammarLimits
-from pageloom.local_stack import StackConfig
 from pageloom.model_files import model_name
+from pageloom.option_groups import HTTP, MODEL, POLICY, QUEUE, STEP, TEXT, limit_options, limits_of, takes
 from pageloom.option_names import settings_of
-from pageloom.parallel_options import takes_parallel_options
-from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
 from pageloom.serve import serve_stack
 from pageloom.service_process import service_environment
 from pageloom.simulation_config import Allocator, KvPolicy, SimulationConfig
+from pageloom.stack_config import StackConfig
 from pageloom.supervision import end_when_parent_ends
 
 app = typer.Typer(
@@ -64,59 +62,18 @@ def root(
 
 
 @app.command()
-@opt.takes_limits(RequestLimits, FormLimits, GrammarLimits)
-@takes_batch_options
-@takes_parallel_options
+@takes(TEXT, MODEL, STEP, POLICY, QUEUE, HTTP, limit_options(RequestLimits, FormLimits, GrammarLimits))
 def serve(
     context: typer.Context,
     model: opt.Model = "",
-    served_model_name: opt.ServedModelName = None,
-    chat_template: opt.ChatTemplate = None,
-    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
-    tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
-    reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
-    dtype: opt.DtypeOption = config.Dtype.auto,
-    quantization: opt.QuantizationOption = config.Quantization.auto,
-    device: opt.DeviceOption = config.Device.auto,
-    cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
-    batch_invariant: opt.BatchInvariant = False,
-    pooling: opt.PoolingOption = config.PoolingChoice.auto,
-    speculative_method: opt.SpeculativeMethodOption = config.SpeculativeMethod.none,
-    speculative_model: opt.SpeculativeModel = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = config.DEFAULT_NUM_SPECULATIVE_TOKENS,
-    prompt_lookup_min: opt.PromptLookupMin = config.DEFAULT_PROMPT_LOOKUP_MIN,
-    prompt_lookup_max: opt.PromptLookupMax = config.DEFAULT_PROMPT_LOOKUP_MAX,
-    suffix_memory_bytes: opt.SuffixMemoryBytes = config.DEFAULT_SUFFIX_MEMORY_BYTES,
-    max_model_len: opt.MaxModelLen = None,
-    num_threads: opt.NumThreads = None,
-    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
-    num_gpu_blocks_override: opt.NumBlocks = None,
-    kv_cache_memory_bytes: opt.KvCacheMemory = None,
-    grammar_cache_bytes: opt.GrammarCache = config.DEFAULT_GRAMMAR_CACHE_BYTES,
-    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
-    enable_prefix_caching: opt.PrefixCaching = True,
-    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
-    max_steps_in_flight: opt.MaxStepsInFlight = config.DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
-    scheduling_policy: opt.SchedulingPolicyOption = SchedulingPolicy.fair,
-    placement: opt.PlacementOption = Placement.cache_aware,
-    priority_ageing: opt.PriorityAgeing = config.DEFAULT_PRIORITY_AGEING_S,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
-    allowed_origins: opt.AllowedOrigins = None,
-    max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
-    max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
-    max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
-    response_ttl: opt.ResponseTtl = config.DEFAULT_RESPONSE_TTL_S,
     scheduler_port: opt.SchedulerPort = 0,
-    step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     scheduler_metrics_port: opt.SchedulerMetricsPort = None,
     worker_metrics_port: opt.WorkerMetricsPort = None,
     data_parallel_size: opt.DataParallelSize = 1,
     api_server_count: opt.ApiServerCount = 1,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
-    record: opt.Record = None,
     end_with_parent: opt.EndWithParent = False,
     log_level: opt.LogLevelOption = config.LogLevel.warning,
 ) -> None:
@@ -127,6 +84,7 @@ def serve(
 
 
 @app.command()
+@takes(STEP, POLICY, QUEUE)
 def scheduler(
     context: typer.Context,
     host: opt.Host = config.DEFAULT_HOST,
@@ -134,17 +92,7 @@ def scheduler(
     uds: opt.SocketPath = None,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
-    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    max_num_queued_seqs: opt.MaxNumQueuedSeqs = config.DEFAULT_MAX_NUM_QUEUED_SEQS,
-    enable_prefix_caching: opt.PrefixCaching = True,
-    max_steps_in_flight: opt.MaxStepsInFlight = config.DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
-    scheduling_policy: opt.SchedulingPolicyOption = SchedulingPolicy.fair,
-    placement: opt.PlacementOption = Placement.cache_aware,
-    priority_ageing: opt.PriorityAgeing = config.DEFAULT_PRIORITY_AGEING_S,
-    step_timeout: opt.StepTimeout = config.DEFAULT_STEP_TIMEOUT_S,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
-    record: opt.Record = None,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run the scheduler alone; workers and gateways dial it."""
@@ -152,8 +100,7 @@ def scheduler(
 
 
 @app.command()
-@opt.takes_limits(GrammarLimits)
-@takes_parallel_options
+@takes(MODEL, STEP, limit_options(GrammarLimits))
 def worker(
     context: typer.Context,
     model: opt.Model = "",
@@ -162,56 +109,24 @@ def worker(
     worker_id: opt.WorkerId = None,
     metrics_host: opt.MetricsHost = config.DEFAULT_HOST,
     metrics_port: opt.MetricsPort = None,
-    dtype: opt.DtypeOption = config.Dtype.auto,
-    quantization: opt.QuantizationOption = config.Quantization.auto,
-    device: opt.DeviceOption = config.Device.auto,
-    cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
-    batch_invariant: opt.BatchInvariant = False,
-    pooling: opt.PoolingOption = config.PoolingChoice.auto,
-    speculative_method: opt.SpeculativeMethodOption = config.SpeculativeMethod.none,
-    speculative_model: opt.SpeculativeModel = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = config.DEFAULT_NUM_SPECULATIVE_TOKENS,
-    prompt_lookup_min: opt.PromptLookupMin = config.DEFAULT_PROMPT_LOOKUP_MIN,
-    prompt_lookup_max: opt.PromptLookupMax = config.DEFAULT_PROMPT_LOOKUP_MAX,
-    suffix_memory_bytes: opt.SuffixMemoryBytes = config.DEFAULT_SUFFIX_MEMORY_BYTES,
-    max_model_len: opt.MaxModelLen = None,
-    num_threads: opt.NumThreads = None,
-    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
-    num_gpu_blocks_override: opt.NumBlocks = None,
-    kv_cache_memory_bytes: opt.KvCacheMemory = None,
-    grammar_cache_bytes: opt.GrammarCache = config.DEFAULT_GRAMMAR_CACHE_BYTES,
-    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
-    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
     """Run one worker, which loads MODEL and attaches to a scheduler."""
     # Unique at the scheduler, wherever its workers run; in a container the host name is the container's.
     worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
-    limits = opt.limits_of(GrammarLimits, context.params)
+    limits = limits_of(GrammarLimits, context.params)
     _become("worker_svc", settings_of(WorkerConfig, context.params, worker_id=worker_id, grammar_limits=limits))
 
 
 @app.command()
-@opt.takes_limits(RequestLimits, FormLimits, GrammarLimits)
-@takes_batch_options
+@takes(TEXT, HTTP, limit_options(RequestLimits, FormLimits, GrammarLimits))
 def gateway(
     context: typer.Context,
     model: opt.Model = "",
     scheduler: opt.SchedulerAddress = config.DEFAULT_SCHEDULER_ADDRESS,
-    served_model_name: opt.ServedModelName = None,
-    chat_template: opt.ChatTemplate = None,
-    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
-    tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
-    reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
     host: opt.Host = config.DEFAULT_HOST,
     port: opt.Port = config.DEFAULT_PORT,
-    allowed_origins: opt.AllowedOrigins = None,
-    max_body_bytes: opt.MaxBodyBytes = config.DEFAULT_MAX_BODY_BYTES,
-    max_stored_responses: opt.MaxStoredResponses = config.DEFAULT_MAX_STORED_RESPONSES,
-    max_stored_response_bytes: opt.MaxStoredResponseBytes = config.DEFAULT_MAX_STORED_RESPONSE_BYTES,
-    response_ttl: opt.ResponseTtl = config.DEFAULT_RESPONSE_TTL_S,
     shutdown_timeout: opt.DrainTimeout = config.DEFAULT_DRAIN_TIMEOUT_S,
     log_level: opt.LogLevelOption = config.LogLevel.info,
 ) -> None:
@@ -220,7 +135,7 @@ def gateway(
 
 
 @app.command()
-@takes_parallel_options
+@takes(TEXT, MODEL, STEP)
 def run_batch(
     context: typer.Context,
     input_file: opt.InputFile,
@@ -229,32 +144,7 @@ def run_batch(
     url: opt.Url = None,
     api_key: opt.ApiKey = None,
     max_concurrency: opt.MaxConcurrency = config.DEFAULT_MAX_NUM_SEQS,
-    served_model_name: opt.ServedModelName = None,
-    chat_template: opt.ChatTemplate = None,
-    generation_config: opt.GenerationConfig = config.DEFAULT_GENERATION_CONFIG,
-    tool_call_parser: opt.ToolCallParser = config.DEFAULT_PARSER,
-    reasoning_parser: opt.ReasoningParser = config.DEFAULT_PARSER,
-    dtype: opt.DtypeOption = config.Dtype.auto,
-    quantization: opt.QuantizationOption = config.Quantization.auto,
-    device: opt.DeviceOption = config.Device.auto,
-    cpu_kernels: opt.CpuKernelsOption = config.CpuKernels.auto,
-    batch_invariant: opt.BatchInvariant = False,
-    speculative_method: opt.SpeculativeMethodOption = config.SpeculativeMethod.none,
-    speculative_model: opt.SpeculativeModel = None,
-    num_speculative_tokens: opt.NumSpeculativeTokens = config.DEFAULT_NUM_SPECULATIVE_TOKENS,
-    prompt_lookup_min: opt.PromptLookupMin = config.DEFAULT_PROMPT_LOOKUP_MIN,
-    prompt_lookup_max: opt.PromptLookupMax = config.DEFAULT_PROMPT_LOOKUP_MAX,
-    suffix_memory_bytes: opt.SuffixMemoryBytes = config.DEFAULT_SUFFIX_MEMORY_BYTES,
-    max_model_len: opt.MaxModelLen = None,
-    num_threads: opt.NumThreads = None,
-    block_size: opt.BlockSizeOption = opt.DEFAULT_BLOCK_SIZE,
-    num_gpu_blocks_override: opt.NumBlocks = None,
-    kv_cache_memory_bytes: opt.KvCacheMemory = None,
-    grammar_cache_bytes: opt.GrammarCache = config.DEFAULT_GRAMMAR_CACHE_BYTES,
-    gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
     enable_prefix_caching: opt.PrefixCaching = True,
-    max_num_seqs: opt.MaxNumSeqs = config.DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: opt.MaxNumBatchedTokens = config.DEFAULT_MAX_NUM_BATCHED_TOKENS,
     data_parallel_size: opt.DataParallelSize = 1,
     log_level: opt.LogLevelOption = config.LogLevel.warning,
 ) -> None:
@@ -286,6 +176,7 @@ def replay(context: typer.Context, recording: opt.Recording, until: opt.Until = 
 
 
 @app.command()
+@takes(POLICY)
 def simulate(
     context: typer.Context,
     trace: opt.TraceOption = "azure-conv-excerpt",
@@ -300,10 +191,6 @@ def simulate(
     num_gpu_blocks_override: opt.NumBlocks = None,
     kv_cache_memory_bytes: opt.SimulatedKvMemory = None,
     gpu_memory_utilization: opt.MemoryUtilization = config.DEFAULT_MEMORY_UTILIZATION,
-    enable_prefix_caching: opt.PrefixCaching = True,
-    max_steps_in_flight: opt.MaxStepsInFlight = config.DEFAULT_MAX_NUM_STEPS_IN_FLIGHT,
-    scheduling_policy: opt.SchedulingPolicyOption = SchedulingPolicy.fair,
-    placement: opt.PlacementOption = Placement.cache_aware,
     kv_policy: opt.KvPolicyOption = KvPolicy.paged,
     allocator: opt.AllocatorOption = Allocator.first_fit,
     max_tokens: opt.MaxTokens = simulation_config.DEFAULT_MAX_TOKENS,
@@ -336,7 +223,7 @@ def _stack_config(params: Mapping[str, Any]) -> StackConfig:
             WorkerConfig,
             params,
             metrics_port=params["worker_metrics_port"],
-            grammar_limits=opt.limits_of(GrammarLimits, params),
+            grammar_limits=limits_of(GrammarLimits, params),
         ),
         gateway=_gateway_config(params),
         num_workers=params["data_parallel_size"],
@@ -350,9 +237,9 @@ def _gateway_config(params: Mapping[str, Any]) -> GatewayConfig:
         params,
         served_model_names=_names(params),
         allowed_origins=tuple(params["allowed_origins"] or ()),
-        limits=opt.limits_of(RequestLimits, params),
-        form_limits=opt.limits_of(FormLimits, params),
-        grammar_limits=opt.limits_of(GrammarLimits, params),
+        limits=limits_of(RequestLimits, params),
+        form_limits=limits_of(FormLimits, params),
+        grammar_limits=limits_of(GrammarLimits, params),
     )
 
 

@@ -26,6 +26,7 @@ from pageloom.setting_checks import (
     require_at_least,
     require_one_of,
     require_origin,
+    require_part,
     require_port,
     require_room_for_decodes,
     require_seconds,
@@ -308,10 +309,7 @@ class WorkerConfig(ServiceConfig):
         self._require_speculation()
         require_at_least("max_num_seqs", self.max_num_seqs, 1)
         require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise InvalidConfig(
-                f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
-            )
+        require_part("gpu_memory_utilization", self.gpu_memory_utilization)
         self._require_sizes()
 
     def _require_sizes(self) -> None:
@@ -337,10 +335,15 @@ class WorkerConfig(ServiceConfig):
             )
         if not 0 <= self.node_rank < self.nnodes:
             raise InvalidConfig(f"--node-rank must be between 0 and {self.nnodes - 1}, not {self.node_rank}")
-        if self.speculative_model is not None and self.num_ranks > 1:
+        if self.num_ranks > 1 and (self.speculative_model or "").startswith("layers:"):
             raise InvalidConfig(
-                "--speculative-model needs a model that one rank holds; with --tensor-parallel-size or "
-                "--pipeline-parallel-size, --speculative-method ngram and suffix guess without one"
+                "--speculative-model layers:N needs a model that one rank holds; with --tensor-parallel-size or "
+                "--pipeline-parallel-size, give a model of its own, or --speculative-method ngram or suffix"
+            )
+        if self.pipeline_parallel_size > 1 and self.speculative_method == SpeculativeMethod.eagle3:
+            raise InvalidConfig(
+                "--speculative-method eagle3 does not go with --pipeline-parallel-size; guess with draft-model, ngram "
+                "or suffix"
             )
         if self.simulate is not None and self.num_ranks > 1:
             raise InvalidConfig("--simulate takes the number of GPUs in its profile, such as h200:llama-3-70b:tp4")

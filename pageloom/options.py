@@ -5,12 +5,7 @@ Names are vLLM's where the meaning is the same.
 
 from __future__ import annotations
 
-import inspect
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -26,38 +21,10 @@ from pageloom.config import (
     SpeculativeMethod,
 )
 from pageloom.hardware_profiles import GPUS, MODELS
-from pageloom.limit_fields import described_limits
+from pageloom.option_values import parse_address, parse_size, parse_size_or_zero
 from pageloom.policies import Placement, SchedulingPolicy
-from pageloom.setting_checks import MAX_NUM_WORKERS, flag_name, is_address
+from pageloom.setting_checks import MAX_NUM_WORKERS, MAX_PORT
 from pageloom.simulation_config import Allocator, KvPolicy
-
-_SUFFIXES = {
-    "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
-}  # fmt: skip
-LimitsT = TypeVar("LimitsT")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
-
-
-def parse_size(text: str | int) -> int:
-    """Takes "2GiB", "512M", "8k" or a plain number (typer passes defaults through too). Raises typer.BadParameter."""
-    match = _SIZE.fullmatch(str(text).strip())
-    value = float(match[1]) * _SUFFIXES[(match[2] or "").lower()] if match else 0.0
-    if not 1 <= value < math.inf:
-        raise typer.BadParameter(f"{text!r} is not a size; write a number above 0 such as 8192, 8k, 512M or 2GiB")
-    return int(value)
-
-
-def parse_size_or_zero(text: str | int) -> int:
-    """As `parse_size`, and 0. Raises typer.BadParameter."""
-    return 0 if str(text).strip() == "0" else parse_size(text)
-
-
-def parse_address(text: str) -> str:
-    """Takes "HOST:PORT" or "unix:/PATH". Raises typer.BadParameter."""
-    if not is_address(text):
-        raise typer.BadParameter(f"{text!r} is not an address; write HOST:PORT or unix:/PATH")
-    return text
-
 
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
 
@@ -152,6 +119,14 @@ PromptLookupMin = Annotated[
     int, option("--prompt-lookup-min", "Fewest tokens that must come up again for ngram to guess.", min=1)
 ]
 PromptLookupMax = Annotated[int, option("--prompt-lookup-max", "Most tokens that ngram compares.", min=1)]
+RanksPerLayer = Annotated[int, option("--tensor-parallel-size", "Ranks that share each layer of the model.", min=1)]
+PipelineParallelSize = Annotated[
+    int, option("--pipeline-parallel-size", "Stages that the layers of the model are dealt to.", min=1)
+]
+NumNodes = Annotated[int, option("--nnodes", "Machines that a worker's ranks are spread over, evenly.", min=1)]
+NodeRank = Annotated[int, option("--node-rank", "Which of them this is. The one with 0 talks to the scheduler.", min=0)]
+MasterAddress = Annotated[str, option("--master-addr", "Where the others reach machine 0.", metavar="HOST")]
+MasterPort = Annotated[int, option("--master-port", "Port of machine 0 at which the ranks meet.", min=1, max=MAX_PORT)]
 MaxModelLen = Annotated[
     int | None,
     option("--max-model-len", "Longest prompt plus output in tokens, such as 8k. Default: the model's.",
@@ -209,7 +184,7 @@ PriorityAgeing = Annotated[
     float, option("--priority-ageing", "Seconds in the queue that outweigh one level of priority, above 0.")
 ]
 Host = Annotated[str, option("--host", "Address to listen on.")]
-Port = Annotated[int, option("--port", "Port to listen on.", min=0, max=65535)]
+Port = Annotated[int, option("--port", "Port to listen on.", min=0, max=MAX_PORT)]
 MaxBodyBytes = Annotated[int, option("--max-body-bytes", "Largest request body.", parser=parse_size, metavar="BYTES")]
 MaxStoredResponses = Annotated[
     int, option("--max-stored-responses", "Answers of /v1/responses that can be asked for again.", min=0)
@@ -250,7 +225,7 @@ MaxStoredFileBytes = Annotated[
 FileTtl = Annotated[float, option("--file-ttl", "Seconds after which they are deleted.", min=1.0)]
 SchedulerPort = Annotated[
     int,
-    option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=65535),
+    option("--scheduler-port", "Port of the scheduler's gRPC services; 0: a free one.", min=0, max=MAX_PORT),
 ]
 SchedulerAddress = Annotated[
     str,
@@ -263,15 +238,15 @@ SocketPath = Annotated[
 ]
 MetricsHost = Annotated[str, option("--metrics-host", "Address of this service's /metrics.")]
 MetricsPort = Annotated[
-    int | None, option("--metrics-port", "Port of this service's /metrics. Default: none.", min=1, max=65535)
+    int | None, option("--metrics-port", "Port of this service's /metrics. Default: none.", min=1, max=MAX_PORT)
 ]
 WorkerMetricsPort = Annotated[
     int | None,
-    option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", min=1, max=65535),
+    option("--worker-metrics-port", "Port of the worker's /metrics. Default: none.", min=1, max=MAX_PORT),
 ]
 SchedulerMetricsPort = Annotated[
     int | None,
-    option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", min=1, max=65535),
+    option("--scheduler-metrics-port", "Port of the scheduler's /metrics. Default: none.", min=1, max=MAX_PORT),
 ]
 Simulate = Annotated[
     str | None,
@@ -365,35 +340,3 @@ Record = Annotated[
 ]  # fmt: skip
 Recording = Annotated[str, typer.Argument(help="File that `--record` wrote.", metavar="FILE", show_default=False)]
 Until = Annotated[int | None, option("--until", "Stop after so many plans. Default: at the end.", min=1)]
-
-
-def takes_limits(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command with an option for each limit of some classes besides its own; their values are in its context."""
-    limits = [
-        (limit.name, Annotated[int, option(flag_name(limit.name), limit.what)], limit.default)
-        for kind in kinds
-        for limit in described_limits(kind)
-    ]
-    return lambda command: with_options(command, limits)
-
-
-def with_options(command: Callable[..., None], added: Iterable[tuple[str, Any, object]]) -> Callable[..., None]:
-    """The command with more options, each a name, an annotation and a default; their values are in its context."""
-    signature = inspect.signature(command, eval_str=True)
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, annotation, default in added
-    ]
-
-    @wraps(command)
-    def run(**params: Any) -> None:
-        command(**{name: value for name, value in params.items() if name in signature.parameters})
-
-    # Where typer looks for the options.
-    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *parameters])
-    return run
-
-
-def limits_of(kind: type[LimitsT], params: Mapping[str, Any]) -> LimitsT:
-    """Raises InvalidConfig, naming the flag."""
-    return kind(**{limit.name: params[limit.name] for limit in described_limits(kind)})

@@ -20,7 +20,8 @@ from pageloom.batch_lines import BATCH_URLS, BatchLine, LineError, count_lines, 
 from pageloom.batch_output import BatchOutput
 from pageloom.batch_progress import BatchProgress
 from pageloom.errors import InvalidConfig, StartupError
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady
 from pageloom.terminal import LoadingBar, StopSignals
 

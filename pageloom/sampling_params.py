@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Integral, Real
 from types import MappingProxyType
+from typing import Any
 
 from pageloom.errors import InvalidRequest
 
@@ -143,10 +144,11 @@ def _require_at_most(name: str, count: int, what: str, most: int) -> None:
         raise InvalidRequest(f"{name} has {count} {what}, at most {most} are accepted", param=name)
 
 
-def _require_in_range(name: str, value: float, low: float, high: float) -> None:
-    """Bounds that are integers mean that the value is to be one."""
+def _require_in_range(name: str, value: Any, low: float, high: float) -> None:
+    """For what a program gave, of any type. Bounds that are integers mean that the value is to be one."""
     kind, accepted = (Integral, "an integer") if isinstance(low, int) else (Real, "a number")
-    if not isinstance(value, kind):
+    is_accepted = isinstance(value, kind)
+    if not is_accepted:
         raise InvalidRequest(f"{name} must be {accepted}, not {value!r}", param=name)
     # Written so that NaN fails too.
     if not low <= value <= high:

@@ -10,7 +10,8 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady, WorkerReady
 from pageloom.terminal import LoadingBar, StopSignals
 

@@ -50,6 +50,11 @@ def require_seconds(name: str, value: float, low: float) -> None:
         raise InvalidConfig(f"{flag_name(name)} must be at least {low:g} seconds and finite, not {value:g}")
 
 
+def require_part(name: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise InvalidConfig(f"{flag_name(name)} must be above 0 and at most 1, not {value:g}")
+
+
 def require_room_for_decodes(max_num_batched_tokens: int, max_num_seqs: int) -> None:
     # Every running sequence may continue in every step, so a step must have room for all.
     if max_num_batched_tokens < max_num_seqs:

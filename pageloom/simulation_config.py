@@ -12,6 +12,7 @@ from pageloom.config import (
     ServiceConfig,
 )
 from pageloom.errors import InvalidConfig
+from pageloom.setting_checks import require_part, require_room_for_decodes
 
 
 class KvPolicy(StrEnum):
@@ -85,15 +86,8 @@ class SimulationConfig(ServiceConfig):
     json: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfig(
-                f"--max-num-batched-tokens must be at least --max-num-seqs, which is {self.max_num_seqs}, "
-                f"not {self.max_num_batched_tokens}"
-            )
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise InvalidConfig(
-                f"--gpu-memory-utilization must be above 0 and at most 1, not {self.gpu_memory_utilization:g}"
-            )
+        require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
+        require_part("gpu_memory_utilization", self.gpu_memory_utilization)
         for flag, value in (
             ("--request-rate", self.request_rate),
             ("--time-scale", self.time_scale),

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 
 from pageloom.errors import StartupError
 from pageloom.status import Failed, Status, encode
@@ -60,7 +60,7 @@ class ParentLink:
 async def run_until_stopped(
     parent: ParentLink,
     serve: Coroutine[None, None, None],
-    drain: Callable[[float], Awaitable[None]],
+    drain: Callable[[float], Coroutine[None, None, None]],
     drain_timeout_s: float,
 ) -> None:
     """Runs `serve` to its end. The first SIGTERM or SIGINT calls `drain(drain_timeout_s)`, which makes
@@ -93,15 +93,14 @@ async def run_until_stopped(
 async def _drain_when_told(
     stop: asyncio.Event,
     hurry: asyncio.Event,
-    drain: Callable[[float], Awaitable[None]],
+    drain: Callable[[float], Coroutine[None, None, None]],
     drain_timeout_s: float,
     serving: asyncio.Task[None],
 ) -> None:
     await stop.wait()
-    draining = asyncio.ensure_future(drain(drain_timeout_s))
-    try:
+    async with asyncio.TaskGroup() as group:
+        draining = group.create_task(drain(drain_timeout_s))
         await hurry.wait()
-    finally:
         draining.cancel()
     await drain(0.0)
     await asyncio.sleep(_LAST_GRACE_S)

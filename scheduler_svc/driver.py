@@ -19,6 +19,7 @@ from pageloom.errors import DuplicateRequest, EngineError, InvalidRequest, Unava
 from pageloom.plan import StepResult
 from pageloom.requests import EngineInfo, GenerateRequest, WorkerInfo
 from pageloom.timeline import Timeline
+from pageloom.waiting import is_set_within
 from scheduler_svc.core import Ending, NewTokens, Scheduler
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.outbox import Reader
@@ -197,10 +198,10 @@ class Driver:
         workers away."""
         self._draining = True
         await self._announce(False)
-        if not await self._becomes_idle(timeout_s):
+        if not await is_set_within(self._idle, timeout_s):
             log.warning("drain timed out", open_requests=len(self._requests))
             self._deliver_endings(self._core.end_all("the scheduler is shutting down", time.monotonic()))
-            await self._becomes_idle(_LAST_EVENTS_GRACE_S)
+            await is_set_within(self._idle, _LAST_EVENTS_GRACE_S)
         for link in tuple(self._links.values()):
             link.leave(0.0, stop=False)
 
@@ -277,14 +278,6 @@ class Driver:
         if endings := self._core.expire(time.monotonic()):
             self._deliver_endings(endings)
             self._wake_workers()
-
-    async def _becomes_idle(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def _deliver_tokens(self, tokens: NewTokens) -> None:
         # Once for each token: this loop bounds the token rate.

@@ -14,7 +14,7 @@ from pageloom.cli import app
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig
 from pageloom.form_limits import FormLimits
-from pageloom.options import parse_size
+from pageloom.option_values import parse_size
 from pageloom.request_limits import RequestLimits
 
 ROOT = Path(__file__).parent.parent

@@ -76,7 +76,9 @@ def load_part(
         progress=progress,
         ranks=ranks or ALONE,
     )
-    draft = load_draft_model(config, files, model, kernels, device)
+    # Rank 0 guesses for all.
+    guesses = group is None or group.is_leader
+    draft = load_draft_model(config, files, model, checkpoint.config, kernels, device) if guesses else None
     if kernels.cpu_pool is not None:
         # The library's threads have the cores. PyTorch's would keep one from them for a while after each operation.
         torch.set_num_threads(1)

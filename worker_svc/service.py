@@ -21,6 +21,7 @@ from pageloom.errors import StartupError
 from pageloom.plan import WorkerHello
 from pageloom.rpc.v1 import worker_pb2, worker_pb2_grpc
 from pageloom.rpc_channel import open_channel
+from pageloom.waiting import is_set_within
 from worker_svc.attachment import AttachCall, Attachment, ProtocolBroken
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.step_thread import Runner
@@ -121,7 +122,7 @@ class AttachLoop:
             if time.monotonic() - started_s > _LONGEST_DELAY_S:
                 delay_s = _FIRST_DELAY_S
             # Jitter keeps a fleet from dialling a restarted scheduler in one instant.
-            await self._pause(delay_s * random.uniform(0.5, 1.0))
+            await is_set_within(self._stopping, delay_s * random.uniform(0.5, 1.0))
             delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
 
     def _leave(self, attachment: Attachment, limit: asyncio.Timeout) -> None:
@@ -129,13 +130,6 @@ class AttachLoop:
             return
         attachment.leave(self._leave_timeout_s)
         limit.reschedule(asyncio.get_running_loop().time() + self._leave_timeout_s + _LEAVE_GRACE_S)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
 
     async def _attach(self) -> bool:
         """Dials and runs one attachment to its end: whether the scheduler sent this worker away for good."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import Machine
+from benchmarks.report import write_figures
 from benchmarks.simulated import fairness, paged, placement, prefix
 from pageloom.policies import SchedulingPolicy
 from scheduler_svc.simulation.workload import load_trace
@@ -66,7 +66,7 @@ def run_paged(
                 for row in figures
             ),
         )
-    _write(json_file, results)
+    write_figures(json_file, Machine.describe(), results=results)
 
 
 @app.command("prefix")
@@ -105,7 +105,7 @@ def run_prefix(
         f"Of {mooncake.name}, with memory for all, {hits.simulated:.1%} of prompt tokens are found; an endless cache "
         f"would find {hits.infinite_tokens:.1%} of tokens, {hits.infinite_blocks:.1%} of blocks"
     )
-    _write(json_file, {"speed_ups": speed_ups, "cost": cost, "hits": hits})
+    write_figures(json_file, Machine.describe(), results={"speed_ups": speed_ups, "cost": cost, "hits": hits})
 
 
 @app.command("placement")
@@ -137,7 +137,7 @@ def run_placement(
             for row in figures
         ),
     )
-    _write(json_file, figures)
+    write_figures(json_file, Machine.describe(), results=figures)
 
 
 @app.command("fairness")
@@ -174,7 +174,7 @@ def run_fairness(json_file: JsonFile = None) -> None:
             ),
         )
         results[setting.title] = {"shares": shares, "latencies": latencies}
-    _write(json_file, results)
+    write_figures(json_file, Machine.describe(), results=results)
 
 
 def _print_table(title: str, headings: str, rows: Iterable[tuple[str, ...]]) -> None:
@@ -184,19 +184,6 @@ def _print_table(title: str, headings: str, rows: Iterable[tuple[str, ...]]) -> 
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def _write(path: Path | None, results: Any) -> None:
-    """With the machine, since scheduler times are of it; everything else is not."""
-    if path is not None:
-        document = {"machine": Machine.describe().to_json(), "results": results}
-        path.write_text(json.dumps(document, indent=2, default=_plain) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    assert is_dataclass(value)
-    assert not isinstance(value, type)
-    return asdict(value)
 
 
 if __name__ == "__main__":

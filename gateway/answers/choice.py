@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from gateway.openai.answer_schemas import Finish
 from gateway.openai.prompt_logprobs import EchoedToken
 from gateway.requests.job import Job
 from pageloom.choice_text import ChoiceText
@@ -15,8 +16,6 @@ from pageloom.parsing.message_parser import MessageDelta
 from pageloom.parsing.tool_calls import ToolCallDelta, merged
 from pageloom.timeline import Timeline
 from pageloom.tokenizer import Tokenizer
-
-Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive
 
 from gateway.errors import ClientDisconnected, ShuttingDown
+from pageloom.waiting import is_set_within
 
 # Once told to end, a generation only writes its last event.
 FAREWELL_S = 2.0
@@ -48,8 +49,8 @@ class Lifecycle:
 
     @asynccontextmanager
     async def running(self, receive: Receive) -> AsyncGenerator[None]:
-        """Cancels its body when the client disconnects or the drain runs out of patience, and then
-        raises ClientDisconnected or ShuttingDown. The request's body must have been read."""
+        """Cancels its body when the client disconnects or the drain runs out of patience, and then raises
+        ClientDisconnected or ShuttingDown; or what `receive` has raised. The request's body must have been read."""
         if self._drained:
             # It was accepted before the drain, and its prompt took longer to prepare than the drain took.
             raise ShuttingDown("the server is shutting down")
@@ -58,11 +59,13 @@ class Lifecycle:
             async with asyncio.timeout(None) as timeout:
                 running = _Running(timeout)
                 self._add(running)
+                # Not of a TaskGroup, which would put what the body raises into a group.
                 watcher = asyncio.create_task(_end_on_disconnect(receive, running))
                 try:
                     yield
                 finally:
                     watcher.cancel()
+                    await asyncio.wait((watcher,))
         except TimeoutError:
             if running is None or running.cause is None:
                 raise
@@ -75,20 +78,12 @@ class Lifecycle:
         """Refuses new generations; returns when the running ones have ended, which after `timeout_s`
         they are made to."""
         self.draining = True
-        idle = await self._idle_within(timeout_s)
+        idle = await is_set_within(self._idle, timeout_s)
         self._drained = True
         if not idle:
             for running in self._running:
                 running.end(ShuttingDown("the server is shutting down"))
-            await self._idle_within(FAREWELL_S)
-
-    async def _idle_within(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+            await is_set_within(self._idle, FAREWELL_S)
 
     def _add(self, running: _Running) -> None:
         self._running.add(running)
@@ -102,6 +97,9 @@ class Lifecycle:
 
 async def _end_on_disconnect(receive: Receive, running: _Running) -> None:
     # Starlette cancels neither plain handlers nor, on this server, streaming ones.
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    running.end(ClientDisconnected())
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        running.end(ClientDisconnected())
+    except Exception as error:
+        running.end(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
+from gateway.openai.answer_schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
 class TokenCounts(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.answers.choice import Finish, ScoredToken
+from gateway.answers.choice import ScoredToken
 from gateway.answers.generation import Generation
+from gateway.openai.answer_schemas import Finish
 from gateway.openai.prompt_logprobs import EchoedToken
 from gateway.requests.job import Job
 from pageloom.parsing.tool_calls import ToolCallDelta

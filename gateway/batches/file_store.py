@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import structlog
-from pydantic import ValidationError
-
-from gateway.batches.directory import BatchDirectory, write_whole
+from gateway.batches.directory import BatchDirectory
 from gateway.batches.schemas import FileObject, Purpose
+from gateway.batches.stored_files import complete, copy_synced, found_files, remove, settled_bytes
 from gateway.errors import NotFound
 from pageloom.errors import InvalidRequest
-
-_TAIL_BYTES = 64 * 1024
-_log = structlog.get_logger(__name__)
 
 
 class StoreFull(InvalidRequest):
@@ -64,8 +58,7 @@ class OutputFile:
 
 
 class FileStore:
-    """Of each file there is `ID.jsonl`, its content, and `ID.json`, what is shown of it; `ID.part` is content that is
-    not complete. Owned by the event loop: threads only touch the disk."""
+    """Owned by the event loop: threads only touch the disk, by `stored_files.py`."""
 
     def __init__(self, directory: BatchDirectory, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
@@ -80,7 +73,7 @@ class FileStore:
     async def load(self, unfinished_ids: Collection[str]) -> None:
         """Finds what an earlier process has left; removes what is of no use, but not the unfinished files of batches
         that go on."""
-        found, self._num_part_bytes = await asyncio.to_thread(_found, self._directory.files, unfinished_ids)
+        found, self._num_part_bytes = await asyncio.to_thread(found_files, self._directory.files, unfinished_ids)
         self._files = {file.id: file for file in found}
 
     async def add(self, source: BinaryIO, num_bytes: int, filename: str, lifetime_s: int | None) -> FileObject:
@@ -95,7 +88,7 @@ class FileStore:
         file_id = f"file-{uuid.uuid4().hex}"
         part = self._path(file_id, ".part")
         try:
-            await asyncio.to_thread(_copy, source, part)
+            await asyncio.to_thread(copy_synced, source, part)
             return await self._publish(file_id, num_bytes, filename, "batch", lifetime_s)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -146,7 +139,7 @@ class FileStore:
         """Makes what was written a file that can be read; whether there is one. It may be published already."""
         if file_id in self._files:
             return True
-        num_bytes = await asyncio.to_thread(_settled_bytes, self._path(file_id, ".part"))
+        num_bytes = await asyncio.to_thread(settled_bytes, self._path(file_id, ".part"))
         if num_bytes:
             await self._publish(file_id, num_bytes, filename, "batch_output", lifetime_s)
         self._num_part_bytes -= num_bytes
@@ -165,7 +158,7 @@ class FileStore:
             filename=filename,
             purpose=purpose,
         )
-        await asyncio.to_thread(_complete, self._path(file_id, ".part"), shown.model_dump_json().encode())
+        await asyncio.to_thread(complete, self._path(file_id, ".part"), shown.model_dump_json().encode())
         self._files[file_id] = shown
         return shown
 
@@ -190,88 +183,7 @@ class FileStore:
         for file_id in file_ids:
             del self._files[file_id]
         paths = [self._path(file_id, suffix) for file_id in file_ids for suffix in (".json", ".jsonl")]
-        await asyncio.to_thread(_remove, paths)
+        await asyncio.to_thread(remove, paths)
 
     def _path(self, file_id: str, suffix: str) -> Path:
         return self._directory.files / f"{file_id}{suffix}"
-
-
-def _found(folder: Path, unfinished_ids: Collection[str]) -> tuple[list[FileObject], int]:
-    """The files, and the bytes of those that are not complete."""
-    found: list[FileObject] = []
-    num_part_bytes = 0
-    for path in list(folder.glob("file-*")):
-        if not _is_of_use(path, unfinished_ids):
-            path.unlink()
-        elif path.suffix == ".part":
-            num_part_bytes += _without_torn_line(path)
-        elif path.suffix == ".json" and path.with_suffix(".jsonl").exists():
-            found += _read(path)
-    return found, num_part_bytes
-
-
-def _read(path: Path) -> list[FileObject]:
-    """One, or none if it cannot be read."""
-    try:
-        shown = FileObject.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        _log.warning("a stored file cannot be read", path=str(path), because=str(error))
-        return []
-    return [shown] if shown.id == path.stem else []
-
-
-def _copy(source: BinaryIO, part: Path) -> None:
-    with part.open("wb") as file:
-        shutil.copyfileobj(source, file)
-    _sync(part)
-
-
-def _settled_bytes(part: Path) -> int:
-    """Of what was written to it, which outlasts a crash then; a file that would be empty is removed."""
-    num_bytes = _sync(part) if part.exists() else 0
-    if not num_bytes:
-        part.unlink(missing_ok=True)
-    return num_bytes
-
-
-def _complete(part: Path, shown: bytes) -> None:
-    write_whole(part.with_suffix(".json"), shown)
-    part.replace(part.with_suffix(".jsonl"))
-
-
-def _remove(paths: Sequence[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _is_of_use(path: Path, unfinished_ids: Collection[str]) -> bool:
-    """Whether it is part of a file, or becomes one; otherwise a crash has left it."""
-    unfinished = path.stem in unfinished_ids
-    if path.suffix == ".json":
-        return unfinished or path.with_suffix(".jsonl").exists()
-    if path.suffix == ".jsonl":
-        return path.with_suffix(".json").exists()
-    return unfinished and path.suffix == ".part"
-
-
-def _sync(path: Path) -> int:
-    """Makes the content outlast a crash of the system; its bytes."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
-
-
-def _without_torn_line(path: Path) -> int:
-    """Cuts what a crash left of a last line; the bytes that stay."""
-    end = path.stat().st_size
-    with path.open("rb+") as file:
-        while end > 0:
-            start = max(0, end - _TAIL_BYTES)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        file.truncate(end)
-    return end

@@ -9,16 +9,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
 
 import orjson
 import structlog
 
-from gateway.batches.file_store import FileStore, OutputFile
-from gateway.batches.inner_call import Call, InnerAnswer
-from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, EnteredStatus, StoredBatch
+from gateway.batches.answers import BatchAnswers, line_number
+from gateway.batches.file_store import FileStore
+from gateway.batches.inner_call import Call
+from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, Ending, EnteredStatus, StoredBatch
 from gateway.requests.terms import TENANT_HEADER
-from pageloom.batch_lines import BatchLine, LineError, LineRequest, answer_line, count_lines, encoded, read_lines
+from pageloom.batch_lines import BatchLine, LineError, LineRequest, count_lines, encoded, read_lines
 from pageloom.errors import PageloomError
 
 MAX_LINES = 50_000
@@ -28,8 +28,6 @@ _MAX_PRIORITY = 2**31 - 1
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 _EXPIRED = ("batch_expired", "the completion window passed before this request was answered")
 _log = structlog.get_logger(__name__)
-
-Ending = Literal["completed", "failed", "expired", "cancelled"]
 
 
 class BatchFailed(Exception):
@@ -111,7 +109,7 @@ class BatchRun:
             await asyncio.to_thread(self._recall)
             if self._batch.shown.status == "validating":
                 await self._become("in_progress")
-            answers = _Answers(self._batch, output, errors, self._done)
+            answers = BatchAnswers(self._batch, output, errors, self._done)
             if self._cancelling():
                 return "cancelled"
             if await self._within_window(source, answers):
@@ -124,7 +122,7 @@ class BatchRun:
     def _cancelling(self) -> bool:
         return self._batch.shown.status == "cancelling"
 
-    async def _within_window(self, source: Path, answers: _Answers) -> bool:
+    async def _within_window(self, source: Path, answers: BatchAnswers) -> bool:
         """Whether all lines were answered before the batch expired or was cancelled."""
         try:
             async with asyncio.timeout(max(0.0, self._batch.shown.expires_at - time.time())) as self._window:
@@ -135,7 +133,7 @@ class BatchRun:
             self._window = None
         return True
 
-    async def _answer_lines(self, source: Path, answers: _Answers) -> None:
+    async def _answer_lines(self, source: Path, answers: BatchAnswers) -> None:
         async with asyncio.TaskGroup() as group:
             async for line in self._lines_left(source):
                 if isinstance(line.content, LineError):
@@ -146,7 +144,7 @@ class BatchRun:
                 # Not in the task, which may be cancelled before it begins.
                 task.add_done_callback(lambda _: self._slots.release())
 
-    async def _answer(self, number: int, request: LineRequest, answers: _Answers) -> None:
+    async def _answer(self, number: int, request: LineRequest, answers: BatchAnswers) -> None:
         body = encoded({**request.body, "priority": _behind(request.body.get("priority"))})
         headers = {TENANT_HEADER: self._batch.tenant} if self._batch.tenant else {}
         pause_s = _FIRST_PAUSE_S
@@ -159,7 +157,7 @@ class BatchRun:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    async def _expire(self, source: Path, answers: _Answers) -> None:
+    async def _expire(self, source: Path, answers: BatchAnswers) -> None:
         async for line in self._lines_left(source):
             if isinstance(line.content, LineError):
                 answers.refuse(line.number, line.content)
@@ -185,7 +183,7 @@ class BatchRun:
         for file_id, is_output in ((self._batch.output_id, True), (self._batch.error_id, False)):
             for text in self._files.unfinished_lines(file_id):
                 answer = orjson.loads(text)
-                self._done.add(_line_number(answer["id"]))
+                self._done.add(line_number(answer["id"]))
                 if is_output:
                     counts.completed += 1
                     shown.usage.add(answer["response"]["body"])
@@ -213,45 +211,6 @@ class BatchRun:
     async def _become(self, status: EnteredStatus) -> None:
         self._batch.shown.enter(status, int(time.time()))
         await self._save(self._batch)
-
-
-class _Answers:
-    """Writes answers and counts them. On the event loop, for a line goes no further than the system's cache, and so
-    no cancellation comes between a line and its count."""
-
-    def __init__(self, batch: StoredBatch, output: OutputFile, errors: OutputFile, done: set[int]) -> None:
-        self._batch_id = batch.shown.id
-        self._counts = batch.shown.request_counts
-        self._usage = batch.shown.usage
-        self._output = output
-        self._errors = errors
-        self._done = done
-
-    def take(self, number: int, custom_id: str, answer: InnerAnswer) -> None:
-        response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-        line = answer_line(self._id_of(number), custom_id, response=response)
-        self._write(number, line, succeeded=answer.status == 200)
-        if answer.status == 200:
-            self._usage.add(answer.body)
-
-    def refuse(self, number: int, error: LineError) -> None:
-        line = answer_line(self._id_of(number), error.custom_id, error=error.told(number))
-        self._write(number, line, succeeded=False)
-
-    def _id_of(self, number: int) -> str:
-        return f"{self._batch_id.replace('batch_', 'batch_req_')}_{number}"
-
-    def _write(self, number: int, line: dict[str, Any], *, succeeded: bool) -> None:
-        (self._output if succeeded else self._errors).append(encoded(line))
-        self._done.add(number)
-        if succeeded:
-            self._counts.completed += 1
-        else:
-            self._counts.failed += 1
-
-
-def _line_number(answer_id: str) -> int:
-    return int(answer_id.rpartition("_")[2])
 
 
 def _behind(priority: object) -> object:

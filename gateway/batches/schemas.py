@@ -11,7 +11,8 @@ from pageloom.request_model import RequestModel
 
 MAX_LIFETIME_S = 30 * 86_400
 
-EnteredStatus = Literal["in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
+Ending = Literal["completed", "failed", "expired", "cancelled"]
+EnteredStatus = Literal["in_progress", "finalizing", "cancelling"] | Ending
 Status = Literal["validating"] | EnteredStatus
 Purpose = Literal["batch", "batch_output"]
 Lifetime = Annotated[int, Field(ge=1, le=MAX_LIFETIME_S)]
@@ -162,4 +163,4 @@ class StoredBatch(BaseModel):
     output_id: str
     error_id: str
     output_lifetime_s: int | None
-    ending: Literal["completed", "failed", "expired", "cancelled"] | None = None
+    ending: Ending | None = None

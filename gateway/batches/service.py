@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, get_args
 
 import structlog
 from pydantic import ValidationError
@@ -20,7 +20,7 @@ from gateway.batches.directory import BatchDirectory, write_whole
 from gateway.batches.file_store import FileStore
 from gateway.batches.inner_call import Call
 from gateway.batches.run import BatchRun
-from gateway.batches.schemas import BatchObject, CreateBatchRequest, StoredBatch
+from gateway.batches.schemas import BatchObject, CreateBatchRequest, Ending, StoredBatch
 from gateway.errors import NotFound
 from pageloom.errors import InvalidRequest, Overloaded
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> StoredBatch | None:
 
 
 def _ended(batch: StoredBatch) -> bool:
-    return batch.shown.status in ("completed", "failed", "expired", "cancelled")
+    return batch.shown.status in get_args(Ending)
 
 
 def _window_s(text: str) -> int:

@@ -22,7 +22,7 @@ _DESCRIPTION = (
     'served is refused by name. Every error is `{"error": {"message", "type", "param", "code"}}`, but those under '
     "/v1/messages have Anthropic's shape."
 )
-# What `SamplingParams` and the tokenizer's use check, as JSON JsonObject has it.
+# What `SamplingParams` and the translation of a request check, in words of JSON Schema.
 RANGES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "temperature": {"minimum": 0},

@@ -6,10 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from gateway.openai.schemas import ChatLogprobs, CompletionLogprobs, Usage
+from gateway.openai.answer_schemas import ChatLogprobs, CompletionLogprobs, Finish, Usage
 from pageloom.timeline import Timeline
-
-Finish = Literal["stop", "length", "tool_calls"]
 
 
 class FunctionDelta(BaseModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.answers.choice import ScoredToken
+from gateway.openai.answer_schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 from gateway.openai.prompt_logprobs import LOWEST_LOGPROB, EchoedToken
-from gateway.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 from pageloom.outputs import TokenLogprobs
 from pageloom.tokenizer import Tokenizer
 

@@ -4,52 +4,28 @@ or the client sees anything. Rendering and tokenizing a long prompt takes a whil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.openai.prompt_logprobs import with_scored_prompts
 from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.requests.answer_parts import with_parts
 from gateway.requests.job import Job, Prompt
+from gateway.requests.prompt_tokens import TokenLimit, encode, kept_tokens, prompt_within
 from gateway.requests.terms import Terms
-from gateway.requests.token_fields import kept_tokens
 from gateway.requests.unserved_fields import refuse_unserved, unserved
 from gateway.served_model import ServedModel
 from pageloom.bad_words import bad_word_ids
 from pageloom.chats.offered_tools import shown_tools
 from pageloom.chats.rendering import render_messages
 from pageloom.chats.tool_use import read_tool_use
-from pageloom.errors import ContextLengthExceeded, InvalidRequest
+from pageloom.errors import InvalidRequest
 from pageloom.grammars.structured_outputs import constrained_field, grammar_of
 from pageloom.plan import ModelInfo
-from pageloom.sampling_params import NO_BIAS, SamplingParams, check_token_ids
+from pageloom.sampling_params import NO_BIAS, SamplingParams
 
 MAX_TOKEN_ID_DIGITS = 10
 # OpenAI's default for text completions; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
-# A second or two of a thread.
-MAX_CUT_CHARS = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLimit:
-    """How many tokens were asked for and in which field; otherwise a default, which gives way to the
-    end of the context. Without either, the context is the limit."""
-
-    asked: int | None
-    default: int | None = None
-    field: str = "max_tokens"
-
-    def within(self, room: int) -> int:
-        """Raises InvalidRequest unless it is at least 1. The caller checks that it fits."""
-        if self.asked is None:
-            return room if self.default is None else min(self.default, room)
-        if self.asked < 1:
-            raise InvalidRequest(f"{self.field} must be at least 1, not {self.asked}", param=self.field)
-        return self.asked
-
-    def most_in_prompt(self, context_len: int) -> int:
-        """The tokens of a prompt that leave room for the output."""
-        return context_len - (self.asked or self.default or 1)
 
 
 def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel, info: ModelInfo) -> Job:
@@ -69,7 +45,7 @@ def translate_chat(body: ChatCompletionRequest, terms: Terms, model: ServedModel
     framed, cut = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
     token_ids = encode(text, model, info, "messages", add_special_tokens=framed, will_be_cut=cut)
     kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
-    prompt = _prompt(kept, sampling, limit, info, "messages")
+    prompt = prompt_within(kept, sampling, limit, info, "messages")
     job = _job(body, terms, info, [replace(prompt, echo=_last_answer(body)) if body.echo else prompt])
     job = with_parts(job, use, body, model, text, info.eos_token_ids)
     return with_scored_prompts(replace(job, num_prompt_logprobs=body.prompt_logprobs), model.tokenizer)
@@ -92,36 +68,12 @@ def translate_completion(body: CompletionRequest, terms: Terms, model: ServedMod
     for given in _split_prompts(body.prompt):
         token_ids = _prompt_ids(given, body, model, info)
         kept = kept_tokens(body, token_ids, limit.most_in_prompt(info.max_model_len))
-        prompt = _prompt(kept, sampling, limit, info, "prompt")
+        prompt = prompt_within(kept, sampling, limit, info, "prompt")
         repeated = given if len(kept) == len(token_ids) else kept
         prompts.append(replace(prompt, echo=_echo(repeated, model)) if body.echo else prompt)
     job = replace(_job(body, terms, info, prompts), generate=generate, with_logprobs=body.logprobs is not None)
     job = replace(job, num_prompt_logprobs=body.prompt_logprobs, num_echo_logprobs=body.logprobs if body.echo else None)
     return with_scored_prompts(job, model.tokenizer)
-
-
-def encode(
-    text: str,
-    model: ServedModel,
-    info: ModelInfo | None,
-    param: str,
-    *,
-    add_special_tokens: bool,
-    will_be_cut: bool = False,
-) -> list[int]:
-    """Token ids. A text that no number of tokens within the context can hold is not even tokenized. One that
-    `will_be_cut` may be longer, but not by any length: its last tokens are known only once all before them are."""
-    most = 0 if info is None else info.max_model_len * model.tokenizer.longest_token_len
-    if info is not None and not will_be_cut and len(text) > most:
-        raise _too_long(info, f"the prompt has {len(text)} characters", param)
-    if len(text) > max(most, MAX_CUT_CHARS):
-        raise InvalidRequest(
-            f"{param} makes a text of {len(text)} characters; at most {max(most, MAX_CUT_CHARS)} are tokenized",
-            param=param,
-        )
-    # What `render_messages` made has marks.
-    encode_text = model.tokenizer.encode_prompt if param == "messages" else model.tokenizer.encode
-    return encode_text(text, add_special_tokens=add_special_tokens)
 
 
 def _check_common(body: GenerationRequest, model: ServedModel) -> None:
@@ -204,28 +156,6 @@ def _job(body: GenerationRequest, terms: Terms, info: ModelInfo, prompts: Sequen
         return_token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         grammar_field=grammar_field,
-    )
-
-
-def _prompt(
-    token_ids: Sequence[int], sampling: SamplingParams, limit: TokenLimit, info: ModelInfo, param: str
-) -> Prompt:
-    if not token_ids:
-        raise InvalidRequest(f"{param} is empty: it makes no tokens", param=param)
-    check_token_ids(param, list(token_ids), info.vocab_size)
-    room = info.max_model_len - len(token_ids)
-    if room < 1:
-        raise _too_long(info, f"the prompt has {len(token_ids)} tokens and the output needs one", param)
-    max_tokens = limit.within(room)
-    if max_tokens > room:
-        reason = f"you asked for {len(token_ids)} in the prompt and {max_tokens} in the output"
-        raise _too_long(info, reason, limit.field)
-    return Prompt(token_ids=tuple(token_ids), sampling=replace(sampling, max_tokens=max_tokens))
-
-
-def _too_long(info: ModelInfo, reason: str, param: str) -> ContextLengthExceeded:
-    return ContextLengthExceeded(
-        f"This model's maximum context length is {info.max_model_len} tokens. However, {reason}.", param=param
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.openai.embedding_schemas import EmbeddingRequest
+from gateway.requests.prompt_tokens import encode
 from gateway.requests.terms import Terms
-from gateway.requests.translate import encode
 from gateway.requests.unserved_fields import refuse_unserved
 from gateway.served_model import ServedModel
 from pageloom.chats.offered_tools import offered_tools, shown_tools

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.openai.schemas import ChatTokenLogprob
+from gateway.openai.answer_schemas import ChatTokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

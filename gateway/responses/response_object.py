@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.answers.choice import ChoiceDelta, Finish
+from gateway.answers.choice import ChoiceDelta
 from gateway.answers.token_counts import TokenCounts
+from gateway.openai.answer_schemas import Finish
 from gateway.responses.output_items import Item
 from gateway.responses.schemas import ResponseRequest
 from pageloom.errors import PageloomError

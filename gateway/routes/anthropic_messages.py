@@ -13,10 +13,9 @@ from gateway.anthropic.encoder import MessageEncoder
 from gateway.anthropic.schemas import CountTokensRequest, MessagesRequest, PromptFields
 from gateway.http.json_body import JsonRoute
 from gateway.http.json_response import json_response
-from gateway.http.middleware import record_of
 from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
-from gateway.requests.terms import Terms, read_terms
+from gateway.requests.terms import Terms
 from gateway.requests.translate import translate_chat
 from gateway.requests.unserved_fields import UNSERVED_IN_MESSAGES, refuse_unserved
 from gateway.routes.documentation import ANTHROPIC_ERRORS, streamed
@@ -30,9 +29,7 @@ _STREAMED = streamed(MessageObject, TypeAdapter(MessageStreamEvent))
 
 @router.post("/v1/messages", responses=_STREAMED | ANTHROPIC_ERRORS)
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
-    gateway.model.require_name(body.model)
-    gateway.lifecycle.require_accepting()
-    job = await _job(gateway, request, body, read_terms(request.headers, record_of(request.scope).started_s))
+    job = await _job(gateway, request, body, gateway.accepted(request, body.model))
     encoder = MessageEncoder(body.model, job.num_prompt_tokens)
     if body.stream:
         return EventStreamResponse(gateway, job, encoder.message_id, encoder)

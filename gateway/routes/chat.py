@@ -13,31 +13,25 @@ from gateway.answers.stream import EventStreamResponse
 from gateway.answers.whole_answer import collect
 from gateway.http.json_body import JsonRoute
 from gateway.http.json_response import json_response
-from gateway.http.middleware import record_of
+from gateway.openai.answer_schemas import ChatChoice, ChatCompletionResponse, ErrorResponse
 from gateway.openai.chunk_schemas import ChatCompletionChunk
 from gateway.openai.logprobs import chat_logprobs
 from gateway.openai.message_deltas import assistant_message
 from gateway.openai.prompt_logprobs import prompt_logprobs_json
-from gateway.openai.schemas import ChatChoice, ChatCompletionRequest, ChatCompletionResponse, ErrorResponse
+from gateway.openai.schemas import ChatCompletionRequest
 from gateway.openai.sse import ChatChunkEncoder, ChunkFrame
 from gateway.requests.job import Job
-from gateway.requests.terms import read_terms
 from gateway.requests.translate import translate_chat
 from gateway.routes.documentation import ERRORS, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 
 router = APIRouter(route_class=JsonRoute)
-
-
 _STREAMED = streamed(ChatCompletionResponse, TypeAdapter(ChatCompletionChunk | ErrorResponse), ends_with_done=True)
 
 
 @router.post("/v1/chat/completions", responses=_STREAMED | ERRORS)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
-    gateway.model.require_name(body.model)
-    gateway.lifecycle.require_accepting()
-    terms = read_terms(request.headers, record_of(request.scope).started_s)
-    job = await gateway.job(request, translate_chat, body, terms)
+    job = await gateway.job(request, translate_chat, body, gateway.accepted(request, body.model))
     answer_id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

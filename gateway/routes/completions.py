@@ -15,30 +15,24 @@ from gateway.answers.stream import EventStreamResponse
 from gateway.answers.whole_answer import ChoiceAnswer, collect
 from gateway.http.json_body import JsonRoute
 from gateway.http.json_response import encoded_response
-from gateway.http.middleware import record_of
+from gateway.openai.answer_schemas import CompletionChoice, CompletionResponse, ErrorResponse
 from gateway.openai.chunk_schemas import CompletionChunk
 from gateway.openai.logprobs import completion_logprobs
 from gateway.openai.prompt_logprobs import prompt_logprobs_json
-from gateway.openai.schemas import CompletionChoice, CompletionRequest, CompletionResponse, ErrorResponse
+from gateway.openai.schemas import CompletionRequest
 from gateway.openai.sse import ChunkFrame, CompletionChunkEncoder
 from gateway.requests.job import Job
-from gateway.requests.terms import read_terms
 from gateway.requests.translate import translate_completion
 from gateway.routes.documentation import ERRORS, streamed
 from gateway.runtime import Gateway, GatewayDependency, generating
 
 router = APIRouter(route_class=JsonRoute)
-
-
 _STREAMED = streamed(CompletionResponse, TypeAdapter(CompletionChunk | ErrorResponse), ends_with_done=True)
 
 
 @router.post("/v1/completions", responses=_STREAMED | ERRORS)
 async def create_completion(body: CompletionRequest, request: Request, gateway: GatewayDependency) -> Response:
-    gateway.model.require_name(body.model)
-    gateway.lifecycle.require_accepting()
-    terms = read_terms(request.headers, record_of(request.scope).started_s)
-    job = await gateway.job(request, translate_completion, body, terms)
+    job = await gateway.job(request, translate_completion, body, gateway.accepted(request, body.model))
     answer_id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
     if body.stream:
         return _stream(gateway, job, answer_id, body)

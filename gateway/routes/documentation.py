@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from gateway.anthropic.errors import AnthropicErrorResponse
-from gateway.openai.schemas import ErrorResponse
+from gateway.openai.answer_schemas import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
 EVENT_STREAM = "text/event-stream"

@@ -15,7 +15,6 @@ from gateway.http.middleware import record_of
 from gateway.metrics import RequestObserver
 from gateway.openai.embedding_schemas import EmbeddingRequest, EmbeddingResponse
 from gateway.openai.vectors import embeddings_json
-from gateway.requests.terms import read_terms
 from gateway.requests.translate_embeddings import translate_embeddings
 from gateway.routes.documentation import ERRORS
 from gateway.runtime import GatewayDependency, at_engine
@@ -25,14 +24,12 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse, responses=ERRORS)
 async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: GatewayDependency) -> Response:
-    gateway.model.require_name(body.model)
-    gateway.lifecycle.require_accepting()
-    started_s = record_of(request.scope).started_s
-    terms = read_terms(request.headers, started_s)
+    terms = gateway.accepted(request, body.model)
     job = await gateway.prepared(
         request, translate_embeddings, body, terms, gateway.model, gateway.engine.require_model()
     )
     answer_id = f"embd-{uuid.uuid4().hex}"
+    started_s = record_of(request.scope).started_s
     observer = RequestObserver(gateway.metrics, started_s, job.num_prompt_tokens, len(job.prompts))
     async with at_engine(gateway, request.scope, request.receive, answer_id, observer):
         max_at_once = gateway.config.limits.max_prompts

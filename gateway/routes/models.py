@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from gateway.openai.schemas import ModelCard, ModelList
+from gateway.openai.answer_schemas import ModelCard, ModelList
 from gateway.routes.documentation import COMMON_ERRORS, ERRORS_WITHOUT_BODY
 from gateway.runtime import Gateway, GatewayDependency
 

@@ -14,11 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from gateway.answers.stream import EVENT_STREAM_HEADERS, EventStreamResponse, encode_whole
 from gateway.http.json_body import JsonRoute
 from gateway.http.json_response import json_response
-from gateway.http.middleware import record_of
 from gateway.http.pages import Direction
 from gateway.requests.field_names import renamed_fields, renamed_job
 from gateway.requests.job import Job
-from gateway.requests.terms import read_terms
 from gateway.responses.answer_schemas import InputItemList, ResponseDeleted, ResponseObject, ResponseStreamEvent
 from gateway.responses.background import cancel, start_in_background
 from gateway.responses.conversion import FIELD_NAMES, items_of
@@ -39,13 +37,11 @@ _STREAMED = streamed(ResponseObject, TypeAdapter(ResponseStreamEvent))
 
 @router.post("/v1/responses", responses=_STREAMED | ERRORS)
 async def create_response(body: ResponseRequest, request: Request, gateway: GatewayDependency) -> Response:
-    gateway.model.require_name(body.model)
-    gateway.lifecycle.require_accepting()
+    terms = gateway.accepted(request, body.model)
     if body.background:
         gateway.responses.require_background()
     if body.background and body.store is False:
         raise InvalidRequest("background needs store to be true", param="background")
-    terms = read_terms(request.headers, record_of(request.scope).started_s)
     conversation = await _conversation(gateway, body)
     with renamed_fields(FIELD_NAMES):
         job = await gateway.job(request, partial(translate_response, conversation), body, terms)

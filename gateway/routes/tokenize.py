@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from gateway.http.json_body import JsonRoute
+from gateway.openai.answer_schemas import DetokenizeResponse, TokenizeResponse
 from gateway.openai.info_schemas import TokenizerInfo
-from gateway.openai.schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from gateway.requests.translate import encode
+from gateway.openai.schemas import DetokenizeRequest, TokenizeRequest
+from gateway.requests.prompt_tokens import encode
 from gateway.requests.unserved_fields import refuse_unserved
 from gateway.routes.documentation import COMMON_ERRORS, ERRORS_OF_TEXT
 from gateway.runtime import GatewayDependency

@@ -9,6 +9,7 @@ from typing import Any
 
 from pageloom.chats.schemas import CustomDefinition, FunctionDefinition, Tool
 from pageloom.errors import InvalidRequest
+from pageloom.grammars.lark_text import without_anchors
 from pageloom.parsing.custom_input import INPUT
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -75,7 +76,7 @@ def _custom(custom: CustomDefinition, field: str) -> OfferedTool:
                 "Lark grammar does not describe",
                 param=f"{field}.format.grammar.syntax",
             )
-        text["pattern"] = f"^(?:{_without_anchors(grammar.definition)})$"
+        text["pattern"] = f"^(?:{without_anchors(grammar.definition)})$"
     parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
     described = {} if custom.description is None else {"description": custom.description}
     return OfferedTool(
@@ -86,10 +87,3 @@ def _custom(custom: CustomDefinition, field: str) -> OfferedTool:
         schema_field=f"{field}.format.grammar",
         is_custom=True,
     )
-
-
-def _without_anchors(pattern: str) -> str:
-    """The whole input matches, so they say nothing."""
-    pattern = pattern.removeprefix("^")
-    num_backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
-    return pattern[:-1] if pattern.endswith("$") and num_backslashes % 2 == 0 else pattern

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import orjson
+
+from pageloom.grammars.schema_keywords import Schema
 
 # Above this only alternatives with one tag in common are told apart, which takes no pairs.
 MAX_PAIRED = 32
 MAX_TAGS = 16
 _MAX_REFERENCES = 32
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
-Schema = Mapping[str, Any] | bool
 
 
 def first_overlap(alternatives: Sequence[Schema], definitions: Mapping[str, Schema]) -> tuple[int, int] | None:

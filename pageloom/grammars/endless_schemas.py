@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-Schema = Mapping[str, Any] | bool
+from pageloom.grammars.schema_keywords import Schema
+
 # Definitions settle from the innermost outwards, all that are ready in each round; a schema that needs more rounds
 # passes unseen.
 _MAX_ROUNDS = 64

@@ -185,7 +185,10 @@ def require_at_most(field: str, size: int, unit: str, most: int) -> None:
 
 
 def _top_level(grammar: dict[str, Any], param: str) -> str:
-    text = orjson.dumps({"grammars": [grammar]})
+    try:
+        text = orjson.dumps({"grammars": [grammar]})
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"{param} cannot be written as JSON: {error}", param=param) from None
     if len(text) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"{param} is larger than {MAX_GRAMMAR_BYTES} bytes", param=param)
     return text.decode()

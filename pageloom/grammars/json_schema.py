@@ -4,7 +4,6 @@ every reference pointing into the root's $defs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
@@ -18,19 +17,16 @@ from pageloom.grammars.endless_schemas import endless_definitions
 from pageloom.grammars.schema_keywords import (
     ANNOTATIONS,
     DEFINITIONS,
-    DIALECTS,
-    FORMATS,
     NO_OPS,
     OLD_REFERENCE_DIALECTS,
-    TYPES,
-    UNENFORCED_FORMATS,
     UNSUPPORTED,
+    Schema,
 )
+from pageloom.grammars.schema_values import VALUE_CHECKS, kind_of
 
 # Alternatives of oneOf that are compared with each other, each with at most MAX_PAIRED of its own.
 MAX_PAIRS = 10_000
 
-Schema = dict[str, Any] | bool
 # (value, pointer to it, depth) -> the value as it goes on.
 Handler = Callable[["_Walk", Any, str, int], object]
 
@@ -136,7 +132,7 @@ class _Walk:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise self.refuse(pointer, f"a schema must be an object or a boolean, not {_kind(schema)}")
+            raise self.refuse(pointer, f"a schema must be an object or a boolean, not {kind_of(schema)}")
         if self._old_references and "$ref" in schema:
             schema = {"$ref": schema["$ref"]}
         normal: dict[str, Any] = {}
@@ -153,9 +149,8 @@ class _Walk:
 
     def _keyword(self, keyword: str, value: object, pointer: str, depth: int, normal: dict[str, Any]) -> None:
         at = f"{pointer}/{_escaped(keyword)}"
-        handler = _HANDLERS.get(keyword)
-        if handler is not None:
-            kept = handler(self, value, at, depth)
+        if keyword in _HANDLERS or keyword in VALUE_CHECKS:
+            kept = self._kept(keyword, value, at, depth)
             if kept is not None or keyword == "const":
                 normal[keyword] = kept
         elif keyword in UNSUPPORTED:
@@ -164,6 +159,14 @@ class _Walk:
         elif keyword in DEFINITIONS and not isinstance(value, dict):
             raise self.refuse(at, f"{keyword} must be an object")
         # Everything else is an annotation or unknown, which JSON Schema has us ignore.
+
+    def _kept(self, keyword: str, value: object, at: str, depth: int) -> object:
+        if keyword in _HANDLERS:
+            return _HANDLERS[keyword](self, value, at, depth)
+        try:
+            return VALUE_CHECKS[keyword](value)
+        except ValueError as error:
+            raise self.refuse(at, str(error)) from None
 
     def _modern(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """The older spellings of tuples and of exclusive bounds in today's."""
@@ -181,10 +184,6 @@ class _Walk:
                 if flag and inclusive in keywords:
                     keywords[exclusive] = keywords.pop(inclusive)
         return keywords
-
-    def dialect(self, value: object, pointer: str, _depth: int) -> None:
-        if not isinstance(value, str) or value.rstrip("#") not in DIALECTS:
-            raise self.refuse(pointer, f"$schema must be one of {', '.join(sorted(DIALECTS))}")
 
     def identifier(self, value: object, pointer: str, _depth: int) -> None:
         if pointer != "/$id":
@@ -236,12 +235,6 @@ class _Walk:
                             raise self.refuse(pointer, "$ref leads back to itself without consuming any text")
                         stack.append((target, ""))
 
-    def types(self, value: object, pointer: str, _depth: int) -> object:
-        types = value if isinstance(value, list) else [value]
-        if not types or not all(isinstance(name, str) and name in TYPES for name in types):
-            raise self.refuse(pointer, f"type must be one of {', '.join(sorted(TYPES))}, or a list of these")
-        return value
-
     def constant(self, value: object, pointer: str, _depth: int) -> object:
         self._count_values([value], pointer)
         return value
@@ -258,28 +251,11 @@ class _Walk:
             raise self.refuse(pointer, f"the schema has more than {most} values in enum and const")
         try:
             self._num_enum_bytes += len(orjson.dumps(values))
-        except orjson.JSONEncodeError:
-            raise self.refuse(pointer, "a value is nested too deep") from None
+        except orjson.JSONEncodeError as error:
+            # It is nested too deep, or a text of it is not Unicode.
+            raise self.refuse(pointer, f"a value cannot be written as JSON: {error}") from None
         if self._num_enum_bytes > (most := self._limits.max_enum_bytes):
             raise self.refuse(pointer, f"the values in enum and const take more than {most} bytes")
-
-    def number(self, value: object, pointer: str, _depth: int) -> int | float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.refuse(pointer, "it must be a number")
-        return value
-
-    def positive_number(self, value: object, pointer: str, depth: int) -> int | float:
-        number = self.number(value, pointer, depth)
-        if number <= 0:
-            raise self.refuse(pointer, "it must be a number above 0")
-        return number
-
-    def count(self, value: object, pointer: str, _depth: int) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.refuse(pointer, "it must be a whole number of at least 0")
-        return value
 
     def pattern(self, value: object, pointer: str, _depth: int) -> str:
         if not isinstance(value, str):
@@ -287,18 +263,6 @@ class _Walk:
         if len(value) > (longest := self._limits.max_pattern_chars):
             raise self.refuse(pointer, f"the pattern is longer than {longest} characters")
         return value
-
-    def format(self, value: object, pointer: str, _depth: int) -> object:
-        if not isinstance(value, str):
-            raise self.refuse(pointer, "format must be a string")
-        if value in UNENFORCED_FORMATS:
-            raise self.refuse(pointer, f"the format {value!r} is not supported; supported are {', '.join(FORMATS)}")
-        return value if value in FORMATS else None
-
-    def required(self, value: object, pointer: str, _depth: int) -> object:
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise self.refuse(pointer, "required must be a list of strings")
-        return list(dict.fromkeys(value))
 
     def subschema(self, value: object, pointer: str, depth: int) -> Schema:
         place = self._at_top, self._in_company
@@ -339,16 +303,9 @@ def _has_company(keywords: Mapping[str, Any]) -> bool:
     return num_listing + ("properties" in keywords or "patternProperties" in keywords) > 1
 
 
-def _kind(value: object) -> str:
-    names: Mapping[type, str] = {str: "a string", list: "a list", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
 _HANDLERS: Final[Mapping[str, Handler]] = {
-    "$schema": _Walk.dialect,
     "$id": _Walk.identifier,
     "$ref": _Walk.reference,
-    "type": _Walk.types,
     "enum": _Walk.enum,
     "const": _Walk.constant,
     "allOf": _Walk.alternatives,
@@ -357,12 +314,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "properties": _Walk.named_subschemas,
     "patternProperties": _Walk.named_subschemas,
     "additionalProperties": _Walk.subschema,
-    "required": _Walk.required,
     "prefixItems": _Walk.listed_subschemas,
     "items": _Walk.subschema,
     "pattern": _Walk.pattern,
-    "format": _Walk.format,
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Walk.number),
-    "multipleOf": _Walk.positive_number,
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _Walk.count),
 }

@@ -25,9 +25,20 @@ def lark_literals(text: str, special_tokens: Mapping[str, int]) -> str:
 
 
 def lark_regex(pattern: str) -> str:
-    """A regular expression between slashes, without the anchors that a whole match makes idle."""
+    """A regular expression between slashes, without the anchors that a whole match makes idle. Errors quote what stands
+    there, so nothing is put around it unless it would leave the slashes side by side or escape the second one."""
+    bare = without_anchors(pattern)
+    if not bare or _ends_in_escape(bare):
+        bare = f"(?:{bare})"
+    return "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", bare, flags=re.DOTALL) + "/"
+
+
+def without_anchors(pattern: str) -> str:
+    """A regular expression without ^ at its start and $ at its end, where the whole text has to match."""
     pattern = pattern.removeprefix("^")
-    num_backslashes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
-    if pattern.endswith("$") and num_backslashes % 2 == 0:
-        pattern = pattern[:-1]
-    return "/(?:" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern, flags=re.DOTALL) + ")/"
+    return pattern[:-1] if pattern.endswith("$") and not _ends_in_escape(pattern[:-1]) else pattern
+
+
+def _ends_in_escape(pattern: str) -> bool:
+    """Whether what comes next would be escaped."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1

@@ -1,9 +1,11 @@
-"""Which words of JSON Schema do what here: the tables of `json_schema.py`."""
+"""What is a JSON schema, and which of its words do what here? The tables of `json_schema.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+Schema = Mapping[str, Any] | bool
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 # In drafts before 2019-09 a $ref hides what stands beside it.

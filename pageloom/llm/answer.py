@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pageloom.choice_text import ChoiceText
 from pageloom.detokenizer import StopStrings
-from pageloom.errors import EngineError
+from pageloom.errors import EngineError, InvalidRequest
 from pageloom.llm import outputs
 from pageloom.llm.outputs import (
     ChatAnswer,
@@ -42,6 +42,10 @@ class Question:
     arrived_s: float
     message_format: MessageFormat | None = None
     grammar_field: str = ""
+
+    def naming_argument(self, error: InvalidRequest) -> InvalidRequest:
+        """What the scheduler says of the grammar, with the name of the argument that gave it."""
+        return error.for_caller(self.grammar_field) if error.param == "grammar" else error
 
 
 class Answer:

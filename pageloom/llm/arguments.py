@@ -56,7 +56,7 @@ def priority_each(count: int, priority: int | Sequence[int] | None) -> list[int]
     """Raises InvalidRequest unless there is one for all prompts or one for each."""
     require_type("priority", priority, int | Sequence[int] | None)
     one = 0 if priority is None else priority
-    each = [int(one)] * count if isinstance(one, Integral) else _counted(one, count, "priority")
+    each = [int(one)] * count if isinstance(one, int | Integral) else _counted(one, count, "priority")
     for value in each:
         if abs(value) > MAX_PRIORITY:
             raise InvalidRequest(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pageloom.client import EngineClient
 from pageloom.engine_session import EngineStream
-from pageloom.errors import EngineError, Overloaded
+from pageloom.errors import EngineError, InvalidRequest, Overloaded
 from pageloom.llm.answer import Answer, Question
 from pageloom.llm.outputs import RequestOutput
 from pageloom.tokenizer import Tokenizer
@@ -88,6 +88,8 @@ class Batch:
                 self._max_num_seqs = self._num_seqs
                 refused = True
                 continue
+            except InvalidRequest as error:
+                raise entry.question.naming_argument(error) from None
             if stream.complete:
                 self._close(stream, entry)
                 self._finish(entry)

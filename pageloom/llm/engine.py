@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 import uuid
@@ -21,12 +22,15 @@ from pageloom.llm.batch import Batch
 from pageloom.llm.outputs import RequestOutput
 from pageloom.llm.prompts import Prompt
 from pageloom.llm.sampling_params import RequestOutputKind
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
 from pageloom.model_files import locate_model
 from pageloom.plan import ModelInfo
 from pageloom.requests import EngineInfo, GenerateRequest
+from pageloom.stack_config import StackConfig
 from pageloom.status import Loading, SchedulerReady
 from pageloom.text_model import TextModel, TextOptions, load_text_model
+
+log = logging.getLogger(__name__)
 
 # A session breaks a moment before the process that it led to has ended.
 _NEWS_S = 2.0
@@ -58,7 +62,8 @@ class Engine:
         self._numbers = itertools.count()
         self._cache_generation = 0
         self._watcher: asyncio.Task[None] | None = None
-        self._failure: EngineError | None = None
+        # Why the processes are gone.
+        self._failure = ""
 
     @classmethod
     @asynccontextmanager
@@ -85,8 +90,7 @@ class Engine:
 
     async def question(self, asked: Asked, *, request_id: str | None = None, priority: int = 0) -> Question:
         """Takes the next seed. Raises InvalidRequest or, if the engine has ended, EngineError."""
-        if self._failure is not None:
-            raise self._failure
+        self._require_running()
         prompt, params, sampler = asked.prompt, asked.params, asked.sampler
         if sampler.grammar:
             await self._grammars.check(sampler.grammar, param=asked.grammar_field)
@@ -137,15 +141,14 @@ class Engine:
 
         Raises what the engine's calls raise, and then cancels the others.
         """
-        fields = {question.grammar_field for question in questions}
-        async with self.failing(grammar_field=max(fields, default="")):
+        async with self.failing():
             return await Batch(self.client, self.model.tokenizer, questions, on_answer).run()
 
     async def answer(self, question: Question, answer: Answer) -> AsyncGenerator[RequestOutput]:
         """The answer as it grows, or its end alone if that is all that counts; closing the generator cancels what still
         runs."""
         only_end = question.params.output_kind is RequestOutputKind.FINAL_ONLY
-        async with self.failing(grammar_field=question.grammar_field):
+        async with self.failing():
             stream = self.client.start(question.request)
             try:
                 while events := await stream.take():
@@ -155,44 +158,47 @@ class Engine:
                         answer.stopped.clear()
                     if answer.finished or not only_end:
                         yield answer.output()
+            except InvalidRequest as error:
+                raise question.naming_argument(error) from None
             finally:
                 stream.leave()
 
     @asynccontextmanager
-    async def failing(self, *, grammar_field: str = "") -> AsyncGenerator[None]:
-        """If the engine has ended, that is why what is in here fails. What a worker says of a grammar names the
-        argument that gave it."""
+    async def failing(self) -> AsyncGenerator[None]:
+        """If the engine has ended, that is why what is in here fails."""
         try:
             yield
-        except InvalidRequest as error:
-            if error.param != "grammar":
-                raise
-            raise error.for_caller(grammar_field) from None
         except EngineError:
-            if self._failure is not None:
-                raise self._failure from None
+            self._require_running()
             raise
         except Unavailable:
             if self._watcher is not None:
                 await asyncio.wait((self._watcher,), timeout=_NEWS_S)
-            if self._failure is not None:
-                raise self._failure from None
+            self._require_running()
             raise
+
+    def _require_running(self) -> None:
+        if self._failure:
+            raise EngineError(self._failure)
 
     def _watch(self, stack: LocalStack) -> None:
         self.stack = stack
         self._watcher = asyncio.create_task(self._wait_for_end(stack), name="engine watcher")
 
     async def _wait_for_end(self, stack: LocalStack) -> None:
-        name, code = await stack.wait_for_exit(lambda _name, _code: None)
-        self._failure = EngineError(f"the engine is gone: its {name} ended with exit code {code}")
+        name, code = await stack.wait_for_exit(_tell_of_lost_worker)
+        self._failure = f"the engine is gone: its {name} ended with exit code {code}"
         # Without workers the scheduler would keep requests waiting for one.
         stack.kill()
 
     def _close(self) -> None:
-        self._failure = self._failure or EngineError("the engine was shut down")
+        self._failure = self._failure or "the engine was shut down"
         if self._watcher is not None:
             self._watcher.cancel()
+
+
+def _tell_of_lost_worker(name: str, code: int) -> None:
+    log.warning("%s ended with exit code %d; the others go on without it", name, code)
 
 
 def _load_text_model(config: EngineConfig) -> TextModel:

@@ -11,14 +11,20 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any, TypedDict, cast, get_type_hints
 
-from pageloom.config import DEFAULT_GENERATION_CONFIG, DEFAULT_PARSER, SchedulerConfig, WorkerConfig
+from pageloom.config import (
+    DEFAULT_GENERATION_CONFIG,
+    DEFAULT_PARSER,
+    SchedulerConfig,
+    SpeculativeMethod,
+    WorkerConfig,
+)
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.llm.argument_names import check_names
-from pageloom.llm.argument_types import require_types
+from pageloom.llm.argument_types import require_type, require_types
 from pageloom.llm.engine import EngineConfig
-from pageloom.local_stack import StackConfig
 from pageloom.option_names import settings_of
 from pageloom.setting_checks import MAX_NUM_WORKERS, is_address, require_at_least
+from pageloom.stack_config import StackConfig
 from pageloom.text_model import TextOptions
 
 
@@ -65,8 +71,9 @@ class EngineOptions(TypedDict, total=False):
 
 class LLMOptions(EngineOptions, total=False):
     """What `LLM` and `AsyncLLM` take besides the model. With `address`, "host:port" or "unix:/path" of a scheduler that
-    runs, no engine is started, and its options cannot be set. `speculative_config` is vLLM's way to say `method`,
-    `num_speculative_tokens` and the other options of guessing. `chat_template` is a file or Jinja text instead of the
+    runs, no engine is started, and its options cannot be set. `speculative_config` is vLLM's way to say the options of
+    guessing: `method`, `model`, `num_speculative_tokens`, `prompt_lookup_min`, `prompt_lookup_max`; besides them
+    `suffix_memory_bytes`. `chat_template` is a file or Jinja text instead of the
     model's; `generation_config`, `tool_call_parser` and `reasoning_parser` are those of `pageloom serve`. `seed`, 0 by
     default, draws the seeds of requests that have none, in the order in which they come; None: every run differs."""
 
@@ -93,7 +100,18 @@ _NOT_HERE: Mapping[str, str] = MappingProxyType(
         "runner": "every model generates and embeds",
     }
 )
-_OF_SPECULATION = ("speculative_", "num_speculative_", "prompt_lookup_", "suffix_")
+# In `speculative_config` -> as an argument.
+_OF_SPECULATION: Mapping[str, str] = MappingProxyType(
+    {
+        "method": "speculative_method",
+        "model": "speculative_model",
+        "num_speculative_tokens": "num_speculative_tokens",
+        "prompt_lookup_min": "prompt_lookup_min",
+        "prompt_lookup_max": "prompt_lookup_max",
+        "suffix_memory_bytes": "suffix_memory_bytes",
+    }
+)
+_DRAFT_MODEL_OF_VLLM = "draft_model"
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 
 
@@ -139,15 +157,11 @@ def _argument(flag: re.Match[str]) -> str:
 
 def _engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is set. Raises InvalidConfig."""
-    own = {name: value for name, value in given.items() if name in EngineOptions.__annotations__}
-    speculation = _speculation(given.get("speculative_config"))
-    if twice := own.keys() & speculation.keys():
-        raise InvalidConfig(f"{min(twice)} is an argument, and speculative_config says it too; leave out one")
+    own = {name: value for name, value in given.items() if name in EngineOptions.__annotations__ and value is not None}
     return {
         # Settings travel as JSON, which has no numbers of numpy.
         name: value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
-        for name, value in {**own, **speculation}.items()
-        if value is not None
+        for name, value in _with_speculation(own, given.get("speculative_config") or {}).items()
     }
 
 
@@ -163,16 +177,23 @@ def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:
         )
 
 
-def _speculation(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """vLLM's `speculative_config` as options. Raises InvalidConfig."""
-    names = {"method": "speculative_method", "model": "speculative_model"}
-    options = {names.get(name, name): value for name, value in (given or {}).items()}
-    known = [name for name in EngineOptions.__annotations__ if name.startswith(_OF_SPECULATION)]
-    for name in options:
-        if name not in known:
-            raise InvalidConfig(f"speculative_config has {name!r}; it takes {', '.join(known)}")
-    _check(options)
-    return options
+def _with_speculation(engine: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with those of vLLM's `speculative_config`. Raises InvalidConfig."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        argument = _OF_SPECULATION.get(name)
+        if argument is None:
+            raise InvalidConfig(f"speculative_config has {name!r}; it takes {', '.join(_OF_SPECULATION)}")
+        if argument in engine:
+            raise InvalidConfig(f"{argument} and speculative_config[{name!r}] say the same; leave out one")
+        require_type(f"speculative_config[{name!r}]", value, get_type_hints(EngineOptions)[argument], InvalidConfig)
+        if value is not None:
+            options[argument] = value
+    if options and not {"speculative_method", "speculative_model"} & (options.keys() | engine.keys()):
+        raise InvalidConfig("speculative_config needs a method or a model: without one nothing is guessed")
+    if options.get("speculative_method") == _DRAFT_MODEL_OF_VLLM:
+        options["speculative_method"] = SpeculativeMethod.draft_model.value
+    return {**engine, **options}
 
 
 def _num_workers(params: Mapping[str, Any]) -> int:

@@ -179,11 +179,15 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """What scheduler and workers count and time: Counter, Gauge or Histogram, with the names of docs/http.md.
 
-        Raises InvalidConfig if the engine runs elsewhere: its /metrics are there.
+        Raises InvalidConfig with `address`: only who started that engine knows where its processes have their metrics.
         """
         stack = self._running.stack
         if stack is None:
-            raise InvalidConfig("the scheduler at address has its metrics at its own --metrics-port")
+            raise InvalidConfig(
+                "get_metrics() reads the processes that LLM(...) starts; with address the engine is another's: read "
+                "http://HOST:PORT/metrics of each of its processes, where PORT is its --metrics-port (pageloom serve: "
+                "--scheduler-metrics-port and --worker-metrics-port)"
+            )
         return read_metrics(stack.metrics_urls)
 
     def reset_prefix_cache(self) -> bool:

@@ -134,10 +134,10 @@ def write_arguments(arguments: str) -> str:
         return arguments
     if not isinstance(values, dict):
         return arguments
-    shown = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in values.items()
-    }
-    return "".join(f"{_PARAMETER}{key}>\n{value}\n{_END_OF_VALUE}\n" for key, value in shown.items())
+    return "".join(
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).join(around_value(key))
+        for key, value in values.items()
+    )
 
 
 def around_value(key: str) -> tuple[str, str]:

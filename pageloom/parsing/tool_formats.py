@@ -7,7 +7,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pageloom.parsing.call_readers import BareArguments, CallReader, NamedArguments
@@ -110,6 +110,18 @@ def _quoted(name: str, before: str) -> str:
     return json.dumps(name, ensure_ascii=False)[1:-1] if before.endswith('"') else name
 
 
+def _gemma_format(name: str, begin: str, end: str, *, quote: str) -> ToolFormat:
+    return ToolFormat(
+        name=name,
+        begins=(begin,),
+        ends=(end,),
+        header=r"call:(?P<name>[\w.:-]+)",
+        quote=quote,
+        written=(f"{begin}call:", "", end),
+        between="",
+    )
+
+
 HERMES = ToolFormat(
     name="hermes",
     begins=("<tool_call>",),
@@ -143,24 +155,8 @@ MISTRAL = ToolFormat(
     closing="]",
     short_ids=True,
 )
-GEMMA = ToolFormat(
-    name="gemma",
-    begins=("<|tool_call>",),
-    ends=("<tool_call|>",),
-    header=r"call:(?P<name>[\w.:-]+)",
-    quote='<|"|>',
-    written=("<|tool_call>call:", "", "<tool_call|>"),
-    between="",
-)
-FUNCTION_GEMMA = ToolFormat(
-    name="functiongemma",
-    begins=("<start_function_call>",),
-    ends=("<end_function_call>",),
-    header=r"call:(?P<name>[\w.:-]+)",
-    quote="<escape>",
-    written=("<start_function_call>call:", "", "<end_function_call>"),
-    between="",
-)
+GEMMA = _gemma_format("gemma", "<|tool_call>", "<tool_call|>", quote='<|"|>')
+FUNCTION_GEMMA = _gemma_format("functiongemma", "<start_function_call>", "<end_function_call>", quote="<escape>")
 COHERE = ToolFormat(
     name="cohere",
     begins=("<|START_ACTION|>",),
@@ -193,13 +189,8 @@ DEEPSEEK_V3 = ToolFormat(
     between="\n",
     closing="<｜tool▁calls▁end｜>",
 )
-GENERIC_JSON = ToolFormat(
-    name="json",
-    begins=("<tool_call>",),
-    ends=("</tool_call>",),
-    starts_with="{[`",
-    written=('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-)
+# What a model may write whose template shows no calls: it is told Hermes' way.
+GENERIC_JSON = replace(HERMES, name="json", starts_with="{[`")
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
     for each in (
@@ -225,7 +216,7 @@ _SIGNS: tuple[tuple[Callable[[str], bool], ToolFormat], ...] = (
     (lambda source: "<｜tool▁calls▁begin｜>" in source, DEEPSEEK_V3),
     (lambda source: "<tool_calls>" in source, JAMBA),
     (lambda source: OPENER in source and "<parameter=" in source, QWEN3_CODER),
-    (lambda source: "<tool_call>" in source and "<function=" not in source, HERMES),
+    (lambda source: "<tool_call>" in source and OPENER not in source, HERMES),
     (lambda source: "<|python_tag|>" in source or '"parameters": dictionary of argument name' in source, LLAMA3_JSON),
 )
 

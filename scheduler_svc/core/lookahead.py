@@ -18,18 +18,10 @@ class Lookahead:
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._chosen = group.columns.draft_limit
-        # Of the slots that run on, once `reserve` was called.
+        # Of the slots that run on, once `allow` was called.
         self.limits: Ints = np.zeros(0, np.int64)
         self.changed_slots: tuple[int, ...] = ()
         self.changed_limits: tuple[int, ...] = ()
-
-    def choose(self, slots: Ints, budget: int) -> None:
-        """For `slots`, which run on. Who has to see each token before the next is drawn has no drafts."""
-        columns = self._group.columns
-        limit = policy.draft_limit(self._group.draft_limit, len(slots), budget)
-        self._chosen = columns.draft_limit.copy()
-        self._chosen[slots] = np.where(columns.waits_for_tokens[slots], 0, limit)
 
     def most_planned(self) -> Ints:
         """Most tokens of each slot that the steps in flight leave with their KV written, if the slot then runs on."""
@@ -38,30 +30,28 @@ class Lookahead:
         most: Ints = np.minimum(columns.num_planned + columns.num_drafts_ahead, columns.max_len - 2)
         return most
 
-    def cramped(self, slots: Ints) -> list[int]:
-        """Those of `slots` that could run more drafts if they had more blocks."""
-        cramped: list[int] = slots[self._reach()[slots] > self._group.columns.capacity[slots]].tolist()
-        return cramped
-
-    def num_missing_blocks(self, slot: int) -> int:
-        missing = int(self._reach()[slot] - self._group.columns.capacity[slot])
-        return self._group.tables.num_blocks_for(missing)
-
-    def reserve(self, slots: Ints) -> int:
-        """Notes that `slots` run, with drafts up to their limits; returns how many these are in all."""
+    def allow(self, slots: Ints, budget: int) -> int:
+        """Gives `slots`, which run on, their limits; returns how many drafts these are in all. Who has to see each
+        token before the next is drawn has no drafts."""
         columns = self._group.columns
-        self.limits = self._chosen[slots]
-        changed = slots[self.limits != columns.draft_limit[slots]]
-        if len(changed):
-            self.changed_slots = tuple(changed.tolist())
-            self.changed_limits = tuple(self._chosen[changed].tolist())
-            columns.draft_limit[changed] = self._chosen[changed]
+        limit = policy.draft_limit(self._group.draft_limit, len(slots), budget)
+        self.limits = np.where(columns.waits_for_tokens[slots], 0, limit)
+        changed = self.limits != columns.draft_limit[slots]
+        if changed.any():
+            changed_slots, changed_limits = slots[changed], self.limits[changed]
+            columns.draft_limit[changed_slots] = changed_limits
+            self.changed_slots, self.changed_limits = tuple(changed_slots.tolist()), tuple(changed_limits.tolist())
+        if limit == 0:
+            return 0
         columns.num_drafts_ahead[slots] += self.limits
         return int(self.limits.sum())
 
-    def _reach(self) -> Ints:
-        """Most tokens of each slot that the step could leave with their KV written, if there were blocks for them."""
+    def missing_blocks(self, slots: Ints) -> dict[int, int]:
+        """By slot the blocks without which one of `slots`, after `allow`, cannot run all its drafts."""
         columns = self._group.columns
-        most = columns.num_planned + columns.num_drafts_ahead + 1 + self._chosen
-        reach: Ints = np.minimum(most, columns.max_len - 1)
-        return reach
+        reach = np.minimum(columns.num_planned[slots] + columns.num_drafts_ahead[slots] + 1, columns.max_len[slots] - 1)
+        num_missing = reach - columns.capacity[slots]
+        return {
+            int(slots[row]): self._group.tables.num_blocks_for(int(num_missing[row]))
+            for row in np.flatnonzero(num_missing > 0)
+        }

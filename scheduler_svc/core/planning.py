@@ -69,9 +69,10 @@ class StepDraft:
         self._decode_slots = slots
         self.budget -= len(slots)
         if self._lookahead is not None:
-            self._lookahead.choose(slots, self.budget + len(slots))
-            self._make_room_for_drafts(self._lookahead, slots)
-            self.budget -= self._lookahead.reserve(slots)
+            num_drafts = self._lookahead.allow(slots, self.budget + len(slots))
+            if num_drafts:
+                self._make_room_for_drafts(self._lookahead.missing_blocks(slots))
+            self.budget -= num_drafts
         columns.num_planned[slots] += 1
         columns.num_drawn[slots] += 1
         columns.last_step[slots] = self._step
@@ -182,10 +183,9 @@ class StepDraft:
         self._add_block(binding, block_id)
         return True
 
-    def _make_room_for_drafts(self, lookahead: Lookahead, slots: Ints) -> None:
-        """Grows those of `slots`, which run, that could run more drafts if they had more blocks."""
-        for binding in sorted(map(self._bound_at, lookahead.cramped(slots)), key=_order):
-            self._grow_if_spare(binding, lookahead.num_missing_blocks(binding.slot))
+    def _make_room_for_drafts(self, missing_blocks: dict[int, int]) -> None:
+        for binding in sorted(map(self._bound_at, missing_blocks), key=_order):
+            self._grow_if_spare(binding, missing_blocks[binding.slot])
 
     def _grow_if_spare(self, binding: Binding, num_blocks: int) -> None:
         """For drafts, blocks beyond the one that is left for the growth of each. They serve what it draws later."""

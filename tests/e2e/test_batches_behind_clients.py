@@ -8,7 +8,8 @@ import json
 import httpx
 
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady
 from tests.support.gateway_server import until_ready
 

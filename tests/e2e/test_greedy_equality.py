@@ -11,10 +11,11 @@ import pytest
 
 from pageloom.client import EngineClient
 from pageloom.config import SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
 from pageloom.outputs import TokensGenerated
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
+from pageloom.stack_config import StackConfig
 from tests.support.reference_model import reference_greedy
 from tests.support.serving import free_port, metric
 

@@ -10,11 +10,12 @@ import pytest
 from benchmarks.repeating_prompts import REPEATING, VARIED
 from pageloom.client import EngineClient
 from pageloom.config import SchedulerConfig, WorkerConfig
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
 from pageloom.model_files import locate_model
 from pageloom.outputs import TokensGenerated
 from pageloom.requests import GenerateRequest
 from pageloom.sampling_params import SamplingParams
+from pageloom.stack_config import StackConfig
 from pageloom.tokenizer import load_tokenizer
 from tests.support.serving import free_port, metric
 

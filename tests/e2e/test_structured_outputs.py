@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +30,9 @@ SAMPLE = (
     *("person", "invoice", "tagged union of references", "map of known size", "old tuple", "identifiers"),
     *("mixed enum", "escapes", "unicode", "pydantic model"),
 )
+
+# Who sends one has an answer within 5 s, and a machine under load a little later.
+BOMB_LIMIT_S = 6.0
 
 
 def test_answers_validate(stack: Serving):
@@ -93,37 +95,32 @@ def test_what_is_cut_off_says_so(client: Any, model_name: str):
     assert answer.choices[0].message.content.startswith("{")
 
 
-def test_bombs_do_not_slow_down_a_stream(stack: Serving, model_name: str):
-    """Who sends them gets a 400 within 5 s, and the others keep their rate of tokens."""
+def test_bombs_are_refused_in_time_and_a_stream_goes_on_to_its_end(stack: Serving, model_name: str):
+    """How fast it goes on meanwhile is what `benchmarks/grammar_bombs.py` measures."""
 
-    def stream_s() -> float:
+    def stream() -> list[str]:
         body = {"model": model_name, "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
-        started_s = time.monotonic()
         with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as response:
-            assert sum(line.startswith("data: {") for line in response.iter_lines()) > 100
-        return time.monotonic() - started_s
+            return [line for line in response.iter_lines() if line]
 
     item = {"type": "array", "minItems": 1000, "maxItems": 4000, "items": {"type": "string", "minLength": 9}}
     properties = {f"p{i}": {**item, "maxItems": 4000 + i} for i in range(1500)}
     bomb = {"model": model_name, "prompt": "x", "structured_outputs": {"json": {"properties": properties}}}
 
-    def send_bomb(number: int) -> float:
+    def send_bomb(number: int) -> None:
         properties["p0"] = {**item, "maxItems": 10_000 + number}
-        started_s = time.monotonic()
-        response = httpx.post(f"{stack.url}/v1/completions", json=bomb, timeout=30)
+        response = httpx.post(f"{stack.url}/v1/completions", json=bomb, timeout=BOMB_LIMIT_S)
         assert response.status_code == 400, response.text
-        return time.monotonic() - started_s
 
-    before_s = stream_s()
     with ThreadPoolExecutor(1) as threads:
-        stream = threads.submit(stream_s)
-        bombs_s = [send_bomb(0)]
-        while not stream.done():
-            bombs_s.append(send_bomb(len(bombs_s)))
-        busy_s = stream.result()
-    # The machine may have become slower meanwhile for other reasons.
-    assert busy_s < 2 * max(before_s, stream_s())
-    assert max(bombs_s) < 6
+        streaming = threads.submit(stream)
+        num_bombs = 0
+        while num_bombs == 0 or not streaming.done():
+            send_bomb(num_bombs)
+            num_bombs += 1
+        *chunks, last = streaming.result()
+    assert last == "data: [DONE]"
+    assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_grammar_that_proves_too_much_is_refused_on_the_way(stack: Serving, model_name: str):

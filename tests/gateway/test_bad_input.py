@@ -7,12 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.openai.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.requests.unserved_fields import RENAMED_FIELDS, UNSERVED_FIELDS
 from pageloom.chats.schemas import ChatMessage
 from tests.support.gateway_server import MODEL_NAME, GatewayServer

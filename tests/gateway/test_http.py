@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from gateway.openai.schemas import ErrorResponse
+from gateway.openai.answer_schemas import ErrorResponse
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import MODEL, VOCAB_SIZE, says
 

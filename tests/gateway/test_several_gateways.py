@@ -12,7 +12,8 @@ import pytest
 
 from pageloom.config import GatewayConfig, SchedulerConfig, WorkerConfig
 from pageloom.errors import InvalidConfig, StartupError
-from pageloom.local_stack import LocalStack, StackConfig
+from pageloom.local_stack import LocalStack
+from pageloom.stack_config import StackConfig
 from pageloom.status import GatewayReady
 from tests.support.serving import metric
 

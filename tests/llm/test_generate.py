@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,8 @@ def test_from_several_threads(llm: LLM):
         (5, GREEDY, ["prompts", "list of token ids", "not 5"]),
         (["a", "b"], [GREEDY], ["sampling_params", "2 prompts"]),
         ("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")), ["structured_outputs.regex"]),
+        ("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="\ud800")), ["outputs.regex", "UTF-8"]),
+        (["a", "\ud800"], GREEDY, ["prompts[1]", "surrogate"]),
         ("a", SamplingParams(bad_words=[""]), ["bad_words"]),
         ("a", SamplingParams(stop_token_ids=[1 << 30]), ["stop_token_ids", "49151"]),
         (b"ab", GREEDY, ["prompts must be", "b'ab'"]),
@@ -335,8 +338,9 @@ def test_parameters_are_checked_when_they_are_made(fields, word: str):
     ],
 )
 def test_a_parameter_that_is_none_says_what_may_have_been_meant(name: str, words: str):
+    fields: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=words):
-        SamplingParams(**{name: 1})
+        SamplingParams(**fields)
 
 
 def test_parameters_are_as_in_vllm():

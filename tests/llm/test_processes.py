@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from pageloom import LLM, SamplingParams
 from pageloom.errors import EngineError
 from pageloom.llm.metrics import Gauge
+from tests.support.group_stack import make_tiny
 
 TIMEOUT_S = 60.0
 # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be here.
@@ -155,3 +158,42 @@ def test_a_process_that_is_killed(victim: str):
             program.wait_for("the engine is gone: its worker ended with exit code -9")
             assert program.end()[0] == 1
         assert_gone(services)
+
+
+def test_the_other_worker_goes_on(caplog: pytest.LogCaptureFixture):
+    prompts = ["One", "The quick brown fox", "Hello", "The capital of France is"]
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    with LLM(data_parallel_size=2, kv_cache_memory_bytes=64 * 1024**2) as llm:
+        stack = llm._engine.stack
+        assert stack is not None
+        before = llm.generate(prompts, params)
+        killing = threading.Timer(0.2, psutil.Process(stack.pid("worker-0")).kill)
+        killing.start()
+        after = llm.generate(prompts, params)
+        killing.join()
+        assert [output.outputs[0].text for output in after] == [output.outputs[0].text for output in before]
+        # Which may be told a moment later.
+        assert llm.generate(prompts, params)[0].outputs[0].text == before[0].outputs[0].text
+        assert "worker-0 ended with exit code -9; the others go on without it" in caplog.text
+        assert any(metric.name.startswith("pageloom_worker") for metric in llm.get_metrics())
+        psutil.Process(stack.pid("worker-1")).kill()
+        with pytest.raises(EngineError, match="worker-1 ended with exit code -9"):
+            llm.generate(prompts, params)
+
+
+def test_a_group_that_starts_again_has_its_metrics_elsewhere(tmp_path: Path):
+    tiny = make_tiny(tmp_path / "tiny")
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with LLM(str(tiny), tensor_parallel_size=2, dtype="float32") as llm:
+        stack = llm._engine.stack
+        assert stack is not None
+        before, urls = llm.generate("One", params), stack.metrics_urls
+        assert any(metric.name.startswith("pageloom_worker") for metric in llm.get_metrics())
+        worker = psutil.Process(stack.pid("worker"))
+        rank = next(each for each in worker.children(recursive=True) if each.environ().get("RANK") == "1")
+        rank.kill()
+        assert llm.generate("One", params)[0].outputs[0].text == before[0].outputs[0].text
+        deadline = time.monotonic() + TIMEOUT_S
+        while stack.metrics_urls == urls and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert any(metric.name.startswith("pageloom_worker") for metric in llm.get_metrics())

@@ -18,8 +18,10 @@ from pageloom.config import WorkerConfig
 from pageloom.model_files import locate_model
 from pageloom.plan import Admission, BatchPlan
 from pageloom.sampling_params import SamplingParams
+from tests.support.free_drafts import FREE_DRAFTS
 from tests.support.plan_driver import PlanDriver
 from tests.support.serving import free_port
+from tests.support.watched_drafter import Watched
 from worker_svc.loader import open_checkpoint
 from worker_svc.model_part import load_part
 from worker_svc.models.llama import Llama
@@ -36,7 +38,8 @@ LIMITS: dict[str, Any] = {
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A model to load with `settings` of WorkerConfig, and prompts to continue. With `overlaps`, which needs two stages
-    and two prompts, the last stage begins its first step only when the stage before it has begun its second one."""
+    and two prompts, the last stage begins its first step only when the stage before it has begun its second one.
+    `num_drafts` are all run, whatever they cost."""
 
     model: str
     settings: dict[str, Any]
@@ -44,6 +47,7 @@ class Job:
     max_new_tokens: int
     sampling: list[dict[str, Any]] | None = None
     overlaps: bool = False
+    num_drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,8 @@ class Outcome:
 
     outputs: list[list[int]]
     prompt_logprobs: list[list[float]]
+    num_accepted: int = 0
+    guesses: list[list[list[int]]] = dataclasses.field(default_factory=list)
 
 
 def run_jobs(folder: Path, jobs: list[Job]) -> list[Outcome]:
@@ -82,13 +88,22 @@ def _run_job(job: Job) -> Outcome | None:
     elif group.is_leader:
         runner = load_runner(config, lambda _done, _total: None, group)
         sampling = None if job.sampling is None else [SamplingParams(**values) for values in job.sampling]
-        driver = PlanDriver(runner)
+        watched: Watched | None = None
+        if job.num_drafts:
+            for owner, name, value in FREE_DRAFTS:
+                setattr(owner, name, value)
+            assert runner._drafter is not None
+            runner._drafter = watched = Watched(runner._drafter)
+            runner.warm_up()
+        driver = PlanDriver(runner, num_drafts=job.num_drafts)
         outputs = driver.generate(job.prompts, job.max_new_tokens, sampling)
         scores = [
             [logprob for part in driver.prompt_logprobs.get(index, []) for logprob in part.logprobs]
             for index in range(len(job.prompts))
         ]
-        outcome = Outcome(outputs=outputs, prompt_logprobs=scores)
+        outcome = Outcome(outputs=outputs, prompt_logprobs=scores, num_accepted=driver.num_accepted)
+        if watched is not None:
+            outcome = dataclasses.replace(outcome, guesses=[list(guess) for guess in watched.guesses])
     else:
         files = locate_model(config.model)
         checkpoint = open_checkpoint(files)

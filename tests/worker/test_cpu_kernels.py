@@ -83,7 +83,20 @@ def test_an_installation_without_a_compiler_falls_back(folder, instruction_set, 
     monkeypatch.setattr(library, "_FOLDER", tmp_path)
     runner, reasons = load_tiny(folder)
     assert runner.kernels == "PyTorch"
-    assert reasons == ["they were not built when pageloom was installed; that needs a C++ compiler"]
+    (reason,) = reasons
+    assert reason.startswith("they were not built when pageloom was installed, which needs a C++ compiler")
+    assert "`python kernels/compile_cpu.py` builds them" in reason
+
+
+def test_a_library_that_is_older_than_its_callers_falls_back(folder, instruction_set, monkeypatch):
+    load("avx2")
+    instruction_set("avx2")
+    monkeypatch.setitem(library._SIGNATURES, "added_today", (None, ()))
+    runner, reasons = load_tiny(folder)
+    assert runner.kernels == "PyTorch"
+    (reason,) = reasons
+    assert "older than the code that calls it" in reason
+    assert "`python kernels/compile_cpu.py` builds them" in reason
 
 
 @pytest.mark.parametrize("settings", [{"cpu_kernels": "torch"}, {"dtype": "float32"}])

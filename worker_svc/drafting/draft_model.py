@@ -48,10 +48,12 @@ def load_draft_model(
     config: WorkerConfig,
     files: ModelFiles,
     target: Model,
+    target_config: LlamaConfig,
     kernels: Kernels,
     device: torch.device,
 ) -> DraftModel | None:
-    """What --speculative-model names, for the model `target` from `files`; None if nothing is named.
+    """What --speculative-model names, for the model from `files`; None if nothing is named. `target` may be a part of
+    that model, `target_config` is of the whole.
 
     Raises InvalidConfig or ModelLoadError.
     """
@@ -64,12 +66,19 @@ def load_draft_model(
     if method != SpeculativeMethod.none and is_head != (method == SpeculativeMethod.eagle3):
         kind = "is" if is_head else "is not"
         raise InvalidConfig(f"--speculative-method {method}: --speculative-model {name} {kind} an EAGLE-3 head")
+    if is_head and config.pipeline_parallel_size > 1:
+        raise InvalidConfig(
+            f"--speculative-model {name} is an EAGLE-3 head, which does not go with --pipeline-parallel-size: give a "
+            "model, or --speculative-method ngram or suffix"
+        )
     if first_layers is not None:
         return _first_layers(int(first_layers[1]), target)
     assert draft_files is not None
     if is_head:
-        return _load_head(draft_files, target, kernels, device)
-    return _load_small_model(config, draft_files, files, target, kernels, device)
+        return _load_head(draft_files, target_config, target.num_positions, kernels, device)
+    return _load_small_model(
+        config, draft_files, files, target.num_positions, target_config.vocab_size, kernels, device
+    )
 
 
 def _first_layers(num_layers: int, target: Model) -> DraftModel:
@@ -81,9 +90,11 @@ def _first_layers(num_layers: int, target: Model) -> DraftModel:
     return DraftModel(network=target.first_layers(num_layers), kv=None, weights_bytes=0)
 
 
-def _load_head(files: ModelFiles, target: Model, kernels: Kernels, device: torch.device) -> DraftModel:
+def _load_head(
+    files: ModelFiles, target: LlamaConfig, num_positions: int, kernels: Kernels, device: torch.device
+) -> DraftModel:
     head, weights_bytes = load_eagle3(
-        files.path, target.config, num_positions=target.num_positions, dtype=kernels.dtype, device=device
+        files.path, target, num_positions=num_positions, dtype=kernels.dtype, device=device
     )
     return DraftModel(network=head, kv=head.config.layer, weights_bytes=weights_bytes)
 
@@ -92,12 +103,13 @@ def _load_small_model(
     config: WorkerConfig,
     files: ModelFiles,
     target_files: ModelFiles,
-    target: Model,
+    num_positions: int,
+    vocab_size: int,
     kernels: Kernels,
     device: torch.device,
 ) -> DraftModel:
     checkpoint = open_checkpoint(files)
-    _check_vocabulary(files, checkpoint, target_files, target)
+    _check_vocabulary(files, checkpoint, target_files, vocab_size)
     pool = _usable_pool(config, checkpoint, kernels)
     if config.quantization == Quantization.gguf:
         # Asked of the model; this one may be no GGUF file.
@@ -105,7 +117,7 @@ def _load_small_model(
     model, weights_bytes = load_model(
         checkpoint,
         # Beyond the positions that it was made for it guesses worse.
-        num_positions=target.num_positions,
+        num_positions=num_positions,
         dtype=kernels.dtype,
         device=device,
         cpu_pool=pool,
@@ -125,20 +137,19 @@ def _usable_pool(config: WorkerConfig, checkpoint: Checkpoint, kernels: Kernels)
     return kernels.cpu_pool
 
 
-def _check_vocabulary(files: ModelFiles, checkpoint: Checkpoint, target_files: ModelFiles, target: Model) -> None:
+def _check_vocabulary(files: ModelFiles, checkpoint: Checkpoint, target_files: ModelFiles, vocab_size: int) -> None:
     """Raises ModelLoadError unless each token is the same in both models, as far as their files tell."""
-    ours, theirs = target.config.vocab_size, checkpoint.config.vocab_size
-    if ours != theirs:
+    if checkpoint.config.vocab_size != vocab_size:
         raise ModelLoadError(
-            f"the draft model {files.name} has {theirs} tokens and the model {target_files.name} {ours}; they must "
-            "have the same vocabulary"
+            f"the draft model {files.name} has {checkpoint.config.vocab_size} tokens and the model {target_files.name} "
+            f"{vocab_size}; they must have the same vocabulary"
         )
     try:
         tokenizers = load_tokenizer(target_files), load_tokenizer(files)
     except ModelLoadError as error:
         log.warning("the draft model's tokens are not compared with the model's", reason=error.message)
         return
-    for token_id in range(ours):
+    for token_id in range(vocab_size):
         spelling, draft_spelling = (tokenizer.token(token_id) for tokenizer in tokenizers)
         if spelling != draft_spelling:
             raise ModelLoadError(

@@ -27,7 +27,7 @@ _MOST_LACKING = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Proposal:
-    """What was guessed last: [seqs] slots and their known tokens then, [seqs, most drafts] guesses."""
+    """What was guessed for a step: [seqs] slots and their known tokens then, [seqs, most drafts] guesses."""
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
@@ -59,7 +59,8 @@ class ModelDrafter:
         self._coverage = coverage
         self._max_num_batched_tokens = max_num_batched_tokens
         self._device = device
-        self._proposal: _Proposal | None = None
+        # Of the steps that are not over: several, of different slots, if the model has several stages.
+        self._proposals: list[_Proposal] = []
 
     def warm_up(self, num_tokens: int) -> None:
         for count in (1, num_tokens):
@@ -76,15 +77,20 @@ class ModelDrafter:
         num_tokens = table.num_tokens[requests.slots]
         first = self._first_guesses(requests.slots, table)
         guesses = guess_on(first, requests, num_tokens, table, self._device, self._next_tokens)
-        self._proposal = _Proposal(slots=requests.slots, num_tokens=num_tokens, guesses=guesses)
+        if self._coverage is not None:
+            self._proposals.append(_Proposal(slots=requests.slots, num_tokens=num_tokens, guesses=guesses))
         return flat(guesses)
 
     def observe(self, step: TargetStep, table: SlotTable) -> None:
         if self._coverage is None:
             return
-        if self._proposal is not None:
-            _keep_right_guesses(self._proposal, self._coverage, table)
-            self._proposal = None
+        unfinished = []
+        for proposal in self._proposals:
+            if np.isin(proposal.slots, step.runs.slots).any():
+                _keep_right_guesses(proposal, self._coverage, table)
+            else:
+                unfinished.append(proposal)
+        self._proposals = unfinished
         self._coverage.written(step.runs, table)
 
     def _first_guesses(self, slots: NDArray[np.int64], table: SlotTable) -> NDArray[np.int64]:

@@ -40,6 +40,13 @@ class Logits:
     most_likely: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Embed:
+    """`Model.embed` with this argument."""
+
+    token_ids: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyBlocks:
     """`KvCache.copy`."""
@@ -53,14 +60,15 @@ class End:
     """Nothing comes after it."""
 
 
-Command = Forward | Logits | CopyBlocks | End
+Command = Forward | Logits | Embed | CopyBlocks | End
 
 
 class _Kind(IntEnum):
     forward = 0
     logits = 1
-    copy_blocks = 2
-    end = 3
+    embed = 2
+    copy_blocks = 3
+    end = 4
 
 
 def encode(command: Command) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
@@ -70,6 +78,8 @@ def encode(command: Command) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | Non
             kind, numbers, arrays = _Kind.forward, *_forward_parts(command)
         case Logits():
             kind, numbers, arrays = _Kind.logits, [command.num_rows, int(command.most_likely)], []
+        case Embed():
+            kind, numbers, arrays = _Kind.embed, [], [_to_ints(command.token_ids)]
         case CopyBlocks():
             ids = [np.array(block_ids, np.int32) for block_ids in (command.source_ids, command.target_ids)]
             kind, numbers, arrays = _Kind.copy_blocks, [], ids
@@ -101,6 +111,8 @@ def decode(buffer: NDArray[np.uint8], rest: NDArray[np.uint8], device: torch.dev
             return _decode_forward(payload, numbers, device)
         case _Kind.logits:
             return Logits(num_rows=numbers[0], most_likely=bool(numbers[1]))
+        case _Kind.embed:
+            return Embed(token_ids=torch.from_numpy(payload).to(device).long())
         case _Kind.copy_blocks:
             block_ids, half = payload.tolist(), len(payload) // 2
             return CopyBlocks(source_ids=tuple(block_ids[:half]), target_ids=tuple(block_ids[half:]))
@@ -119,7 +131,11 @@ def _forward_parts(command: Forward) -> tuple[list[int], list[Ints]]:
         command.output_rows,
     )  # fmt: skip
     # 32 bits hold them all: token ids, and rows of fewer than 2**31 tokens of KV.
-    return numbers, [tensor.cpu().numpy().astype(np.int32, copy=False).ravel() for tensor in tensors]
+    return numbers, [_to_ints(tensor) for tensor in tensors]
+
+
+def _to_ints(tensor: Tensor) -> Ints:
+    return tensor.cpu().numpy().astype(np.int32, copy=False).ravel()
 
 
 def _decode_forward(payload: Ints, numbers: Sequence[int], device: torch.device) -> Forward:

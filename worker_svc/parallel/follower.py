@@ -9,7 +9,7 @@ import torch
 from worker_svc.kv_cache import KvCache
 from worker_svc.models.model import Model
 from worker_svc.parallel.channel import CommandReceiver
-from worker_svc.parallel.commands import CopyBlocks, End, Forward, Logits
+from worker_svc.parallel.commands import CopyBlocks, Embed, End, Forward, Logits
 from worker_svc.parallel.ranks import RankGroup
 
 
@@ -24,6 +24,8 @@ def follow(receiver: CommandReceiver, part: Model, cache: KvCache, ranks: RankGr
             case Logits():
                 hidden = ranks.share_from_root(cache.blocks.new_empty(command.num_rows, part.config.hidden_size))
                 (part.most_likely if command.most_likely else part.logits)(hidden)
+            case Embed():
+                part.embed(command.token_ids)
             case CopyBlocks():
                 cache.copy(command.source_ids, command.target_ids)
             case End():

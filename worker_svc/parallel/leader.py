@@ -14,7 +14,7 @@ from worker_svc.kv_cache import KvCache
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.model import Destination, Model
 from worker_svc.parallel.channel import CommandSender
-from worker_svc.parallel.commands import CopyBlocks, Forward, Logits
+from worker_svc.parallel.commands import CopyBlocks, Embed, Forward, Logits
 from worker_svc.parallel.ranks import RankGroup
 
 
@@ -58,14 +58,14 @@ class LeaderModel:
         output_rows: Tensor,
         taps: HiddenTaps | None = None,
     ) -> Tensor:
-        assert taps is None, "a draft model needs the whole of this one"
+        assert taps is None or not self._earlier_stages, "each stage has only its own layers' hidden states"
         if self._num_announced:
             self._num_announced -= 1
         else:
             self._send(token_ids, batch, output_rows, self._earlier_stages)
         # Not before: the peers of this stage are to do everything in the order in which it is done here.
         self._send(token_ids, batch, output_rows, self._stage_peers)
-        return self._part.forward(token_ids, batch, kv_caches, output_rows)
+        return self._part.forward(token_ids, batch, kv_caches, output_rows, taps)
 
     def _send(self, token_ids: Tensor, batch: AttentionBatch, output_rows: Tensor, ranks: range) -> None:
         if ranks:
@@ -78,10 +78,13 @@ class LeaderModel:
         return self._part.most_likely(self._share(hidden, most_likely=True))
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        raise AssertionError("a draft model needs the whole of this one")
+        assert not self._earlier_stages, "the last stage may have no embedding"
+        if self._stage_peers:
+            self._sender.send(Embed(token_ids=token_ids), self._stage_peers)
+        return self._part.embed(token_ids)
 
     def first_layers(self, num_layers: int) -> Self:
-        raise AssertionError("a draft model needs the whole of this one")
+        raise AssertionError("the other ranks have no part in it")
 
     def _share(self, hidden: Tensor, *, most_likely: bool) -> Tensor:
         if not self._stage_peers:

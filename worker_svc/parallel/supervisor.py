@@ -135,10 +135,10 @@ class Supervisor:
             link.close()
 
     def _take(self, status: Status) -> None:
-        # The parent need not know that the group has started again.
         if isinstance(status, Failed):
             self._failure = self._failure or status.message
-        elif not self._was_ready:
+        elif not self._was_ready or isinstance(status, WorkerReady):
+            # Of a group that starts again the parent sees no progress, but where its metrics are then.
             self._parent.report(status)
         if isinstance(status, WorkerReady):
             self._was_ready = self._is_ready = True

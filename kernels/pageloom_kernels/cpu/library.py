@@ -22,6 +22,7 @@ _CAPABILITIES = {
     "avx2": _AVX2,
 }
 _FORCED = "PAGELOOM_CPU_ISA"
+_BUILD = "`python kernels/compile_cpu.py` builds them, and so do `make serve` and installing pageloom again"
 
 # The two that many functions start with: a pool, and what it works on.
 _POINTERS = (c_void_p, c_void_p)
@@ -92,11 +93,13 @@ def load_cpu_library() -> CpuLibrary:
     name = _choose(os.environ.get(_FORCED, ""))
     path = _FOLDER / f"pageloom_cpu.{name}.so"
     if not path.exists():
-        raise NoCpuLibrary("they were not built when pageloom was installed; that needs a C++ compiler")
+        raise NoCpuLibrary(f"they were not built when pageloom was installed, which needs a C++ compiler; {_BUILD}")
     try:
         return CpuLibrary(name, path)
-    except (OSError, AttributeError) as error:
-        raise NoCpuLibrary(f"{path.name} cannot be loaded: {error}") from None
+    except AttributeError as error:
+        raise NoCpuLibrary(f"{path.name} is older than the code that calls it ({error}); {_BUILD}") from None
+    except OSError as error:
+        raise NoCpuLibrary(f"{path.name} cannot be loaded: {error}; {_BUILD}") from None
 
 
 def _choose(forced: str) -> str:

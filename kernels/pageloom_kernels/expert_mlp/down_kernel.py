@@ -69,12 +69,6 @@ def down_weighted(inner: Tensor, down: Tensor, weights: Tensor, blocks: ExpertBl
         NUM_EXPERTS=num_experts,
         K=inner_size,
         N=hidden,
-        BLOCK_M=shape.block_m,
-        BLOCK_N=shape.block_n,
-        BLOCK_K=shape.block_k,
-        # Only Triton's interpreter runs on CPU tensors, and its products of bf16 are wrong.
-        UPCAST=inner.device.type == "cpu",
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.launch_options(inner.device),
     )
     return output

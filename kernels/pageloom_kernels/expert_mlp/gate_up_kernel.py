@@ -78,12 +78,6 @@ def gate_up_silu(
         EXPERTS_PER_TOKEN=experts_per_token,
         K=hidden,
         N=inner_size,
-        BLOCK_M=shape.block_m,
-        BLOCK_N=shape.block_n,
-        BLOCK_K=shape.block_k,
-        # Only Triton's interpreter runs on CPU tensors, and its products of bf16 are wrong.
-        UPCAST=x.device.type == "cpu",
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.launch_options(x.device),
     )
     return inner

@@ -5,6 +5,8 @@ They were chosen without a GPU at hand, as those of paged attention were. A swee
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileShape:
@@ -15,6 +17,18 @@ class TileShape:
     block_k: int
     num_warps: int
     num_stages: int
+
+    def launch_options(self, device: torch.device) -> dict[str, int | bool]:
+        """What either kernel takes besides its tensors and their sizes."""
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_K": self.block_k,
+            # Only Triton's interpreter runs on CPU tensors, and its products of bf16 are wrong.
+            "UPCAST": device.type == "cpu",
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,22 +4,20 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from pageloom.config import WorkerConfig
+from pageloom.errors import InvalidConfig
 from pageloom.sampling_params import SamplingParams
 from tests.support.plan_driver import PlanDriver
 from tests.support.reference_model import reference_greedy
 from tests.support.tiny_checkpoints import make_checkpoint
 from tests.support.tiny_eagle3 import make_eagle3, reference_guesses
-from worker_svc.drafting.drafter import Drafter, DraftRequests, Drafts
+from tests.support.watched_drafter import Watched
 from worker_svc.runner import ModelRunner, load_runner
-from worker_svc.slots import SlotTable
 
 NUM_LAYERS = 4
 NUM_DRAFTS = 4
@@ -40,24 +38,6 @@ def target(folder) -> PreTrainedModel:
 def prompts() -> list[list[int]]:
     rng = random.Random(4)
     return [[rng.randrange(211) for _ in range(length)] for length in (1, 2, 33, 90, 15, 64)]
-
-
-class Watched:
-    """The runner's drafter, with a look at each of its guesses: the known tokens and what is to follow."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self.guesses: list[tuple[list[int], list[int]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-    def propose(self, requests: DraftRequests, table: SlotTable) -> Drafts:
-        drafts = self._drafter.propose(requests, table)
-        parts = np.split(drafts.token_ids, np.cumsum(drafts.lens)[:-1])
-        for slot, part in zip(requests.slots.tolist(), parts, strict=True):
-            self.guesses.append((table.token_ids[slot, : table.num_tokens[slot]].tolist(), part.tolist()))
-        return drafts
 
 
 @pytest.fixture
@@ -181,3 +161,14 @@ def test_in_the_library_of_cpu_kernels(load, prompts, draft, tmp_path):
     outputs, _ = generate(runner, prompts)
     assert len(watched.guesses) > 100
     assert outputs == PlanDriver(runner, epoch=next(epochs)).generate(prompts, LENGTH)
+
+
+def test_what_cannot_guess_for_several_ranks_is_refused(load, tmp_path):
+    with pytest.raises(InvalidConfig, match="layers:N needs a model that one rank holds"):
+        WorkerConfig(model="", tensor_parallel_size=2, speculative_model="layers:1")
+    with pytest.raises(InvalidConfig, match="eagle3 does not go with --pipeline-parallel-size"):
+        WorkerConfig(model="", pipeline_parallel_size=2, speculative_method="eagle3", speculative_model="head")
+    # What a folder holds is known once it is opened.
+    make_eagle3(tmp_path, eagle_aux_hidden_state_layer_ids=[0, 1, 3])
+    with pytest.raises(InvalidConfig, match="is an EAGLE-3 head, which does not go with --pipeline-parallel-size"):
+        load(str(tmp_path), pipeline_parallel_size=2)

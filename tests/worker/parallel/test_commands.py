@@ -11,7 +11,7 @@ import torch
 
 from pageloom_kernels import AttentionBatch
 from worker_svc.parallel.channel import CommandReceiver, CommandSender
-from worker_svc.parallel.commands import BUFFER_BYTES, Command, CopyBlocks, End, Forward, Logits, encode
+from worker_svc.parallel.commands import BUFFER_BYTES, Command, CopyBlocks, Embed, End, Forward, Logits, encode
 from worker_svc.parallel.watch import GroupLost
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def forward(num_seqs: int, tokens_each: int, num_columns: int) -> Forward:
 
 def assert_same(found: object, sent: object) -> None:
     assert type(found) is type(sent)
-    if isinstance(sent, Forward | AttentionBatch):
+    if isinstance(sent, Forward | Embed | AttentionBatch):
         for field in fields(sent):
             assert_same(getattr(found, field.name), getattr(sent, field.name))
     elif isinstance(sent, torch.Tensor):
@@ -53,12 +53,14 @@ def test_commands_arrive_in_order():
         forward(1, 1, 1),
         Logits(num_rows=3, most_likely=True),
         forward(7, 300, 64),
+        Embed(token_ids=torch.arange(5000) + 100_000),
         CopyBlocks(source_ids=(1, 2, 3), target_ids=(9, 8, 7)),
         forward(64, 1, 256),
         Logits(num_rows=70_000, most_likely=False),
         End(),
     ]
-    assert [encode(command)[1] is None for command in commands] == [True, True, False, True, False, True, True]
+    larger_than_a_buffer = [command for command in commands if encode(command)[1] is not None]
+    assert larger_than_a_buffer == [commands[2], commands[3], commands[5]]
     assert all(len(encode(command)[0]) == BUFFER_BYTES for command in commands)
     ours, theirs = socket.socketpair()
 

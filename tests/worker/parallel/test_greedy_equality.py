@@ -12,7 +12,9 @@ from tests.support.plan_driver import PlanDriver
 from tests.support.rank_group import Job, Outcome, run_jobs
 from tests.support.reference_model import reference_greedy
 from tests.support.tiny_checkpoints import make_checkpoint
+from tests.support.tiny_eagle3 import make_eagle3
 from tests.support.tiny_runner import load, make_prompts
+from tests.support.watched_drafter import Watched
 
 PROMPTS = make_prompts([1, 5, 33, 70])
 NUM_TOKENS = 16
@@ -61,6 +63,23 @@ def found(folder: Path, expected: dict[str, list[list[int]]]) -> dict[tuple[str,
             max_new_tokens=NUM_TOKENS,
             sampling=SAMPLING,
         )
+        jobs["draft model", split] = Job(
+            model=str(folder / "llama"),
+            # It guesses what the model draws.
+            settings={**SPLITS[split], "speculative_model": str(folder / "llama"), "num_speculative_tokens": 3},
+            prompts=PROMPTS,
+            max_new_tokens=NUM_TOKENS,
+            num_drafts=3,
+        )
+    # Without an embedding of its own it takes the model's, of which each rank has a part.
+    make_eagle3(folder / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 1])
+    jobs["eagle3", "tensor"] = Job(
+        model=str(folder / "llama"),
+        settings={**SPLITS["tensor"], "speculative_model": str(folder / "head"), "num_speculative_tokens": 3},
+        prompts=PROMPTS,
+        max_new_tokens=NUM_TOKENS,
+        num_drafts=3,
+    )
     jobs["overlapping", "pipeline"] = Job(
         model=str(folder / "llama"),
         settings=SPLITS["pipeline"],
@@ -84,6 +103,23 @@ def test_sampled_tokens_and_log_probabilities(folder: Path, found, split: str):
     assert found["sampled", split].outputs == outputs
     scores = [logprob for part in alone.prompt_logprobs[0] for logprob in part.logprobs]
     assert found["sampled", split].prompt_logprobs[0] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_draft_model_guesses_for_all_ranks(expected, found, split: str):
+    assert found["draft model", split].outputs == expected["llama"]
+    # Without the first token of each, which the prompts draw, half of them came as guesses at least.
+    assert found["draft model", split].num_accepted >= len(PROMPTS) * (NUM_TOKENS - 1) // 2
+
+
+def test_a_head_guesses_the_same_for_ranks_as_for_one(folder: Path, expected, found, free_drafts):
+    runner = load(folder / "llama", speculative_model=str(folder / "head"), num_speculative_tokens=3)
+    assert runner._drafter is not None
+    runner._drafter = watched = Watched(runner._drafter)
+    runner.warm_up()
+    outputs = PlanDriver(runner, num_drafts=3).generate(PROMPTS, NUM_TOKENS)
+    assert found["eagle3", "tensor"].outputs == outputs == expected["llama"]
+    assert found["eagle3", "tensor"].guesses == [list(guess) for guess in watched.guesses] != []
 
 
 def test_a_stage_runs_a_step_while_the_next_one_runs_that_before_it(expected, found):
