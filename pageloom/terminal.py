@@ -33,13 +33,17 @@ class StopSignals:
     async def come_before(self, other: Awaitable[object]) -> bool:
         """Waits for a signal or for `other`; whether it was the signal. Raises what `other` raises."""
         signalled, waiting = asyncio.ensure_future(self._received.wait()), asyncio.ensure_future(other)
-        await asyncio.wait((signalled, waiting), return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
-        if waiting.done():
+        try:
+            await asyncio.wait((signalled, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                return True
             waiting.result()
             return False
-        waiting.cancel()
-        return True
+        finally:
+            # Neither goes on without us; what an end of `other` says that was not waited for is for nobody.
+            signalled.cancel()
+            waiting.cancel()
+            await asyncio.gather(signalled, waiting, return_exceptions=True)
 
 
 class LoadingBar:

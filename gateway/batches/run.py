@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import structlog
 
-from gateway.batches.answers import BatchAnswers, line_number
+from gateway.batches.answer_writer import AnswerWriter, line_number
 from gateway.batches.file_store import FileStore
 from gateway.batches.inner_call import Call
 from gateway.batches.schemas import BatchError, BatchErrors, BatchUsage, Ending, EnteredStatus, StoredBatch
@@ -109,7 +109,7 @@ class BatchRun:
             await asyncio.to_thread(self._recall)
             if self._batch.shown.status == "validating":
                 await self._become("in_progress")
-            answers = BatchAnswers(self._batch, output, errors, self._done)
+            answers = AnswerWriter(self._batch, output, errors, self._done)
             if self._cancelling():
                 return "cancelled"
             if await self._within_window(source, answers):
@@ -122,7 +122,7 @@ class BatchRun:
     def _cancelling(self) -> bool:
         return self._batch.shown.status == "cancelling"
 
-    async def _within_window(self, source: Path, answers: BatchAnswers) -> bool:
+    async def _within_window(self, source: Path, answers: AnswerWriter) -> bool:
         """Whether all lines were answered before the batch expired or was cancelled."""
         try:
             async with asyncio.timeout(max(0.0, self._batch.shown.expires_at - time.time())) as self._window:
@@ -133,7 +133,7 @@ class BatchRun:
             self._window = None
         return True
 
-    async def _answer_lines(self, source: Path, answers: BatchAnswers) -> None:
+    async def _answer_lines(self, source: Path, answers: AnswerWriter) -> None:
         async with asyncio.TaskGroup() as group:
             async for line in self._lines_left(source):
                 if isinstance(line.content, LineError):
@@ -144,7 +144,7 @@ class BatchRun:
                 # Not in the task, which may be cancelled before it begins.
                 task.add_done_callback(lambda _: self._slots.release())
 
-    async def _answer(self, number: int, request: LineRequest, answers: BatchAnswers) -> None:
+    async def _answer(self, number: int, request: LineRequest, answers: AnswerWriter) -> None:
         body = encoded({**request.body, "priority": _behind(request.body.get("priority"))})
         headers = {TENANT_HEADER: self._batch.tenant} if self._batch.tenant else {}
         pause_s = _FIRST_PAUSE_S
@@ -157,7 +157,7 @@ class BatchRun:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    async def _expire(self, source: Path, answers: BatchAnswers) -> None:
+    async def _expire(self, source: Path, answers: AnswerWriter) -> None:
         async for line in self._lines_left(source):
             if isinstance(line.content, LineError):
                 answers.refuse(line.number, line.content)

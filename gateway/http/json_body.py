@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BodyError
+from gateway.http.bounded_body import bounded, require_content_type
 from gateway.http.middleware import record_of
 from gateway.requests.limits import check_limits
 from gateway.requests.unserved_fields import num_unknown
@@ -75,31 +76,14 @@ class JsonRequest(Request):
         return config
 
     def _require_json(self) -> None:
-        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise BodyError(415, f"content-type must be application/json, not {kind or 'absent'}", close=True)
+        require_content_type(self.headers, "application/json")
         encoding = self.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             raise BodyError(415, f"content-encoding {encoding} is not accepted", close=True)
 
     async def _read(self, max_bytes: int) -> bytes:
-        """A body that is a little too large is read to its end, but not kept: a client that is still
-        sending when the connection closes sees a reset instead of the answer."""
         too_large = BodyError(413, f"the request body is larger than {max_bytes} bytes", close=True)
-        declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > 2 * max_bytes:
-            raise too_large
-        body = bytearray()
-        num_bytes = 0
-        async for chunk in self.stream():
-            num_bytes += len(chunk)
-            if num_bytes > 2 * max_bytes:
-                raise too_large
-            if num_bytes <= max_bytes:
-                body += chunk
-        if num_bytes > max_bytes:
-            raise too_large
-        return bytes(body)
+        return b"".join([chunk async for chunk in bounded(self.stream(), self.headers, max_bytes, too_large)])
 
 
 def _read_model(body: bytes, model: type[RequestModel], limits: RequestLimits) -> RequestModel:

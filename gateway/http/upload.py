@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BodyError
+from gateway.http.bounded_body import bounded, require_content_type
 from pageloom.errors import Overloaded
 
 # They take room on the disk before the store knows of them.
@@ -52,9 +53,7 @@ class UploadRequest(Request):
     ) -> Any:
         """Raises BodyError: 415 for another content type, 413 for a file over the limit. What is large goes to a
         temporary file while it arrives."""
-        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "multipart/form-data":
-            raise BodyError(415, f"content-type must be multipart/form-data, not {kind or 'absent'}", close=True)
+        require_content_type(self.headers, "multipart/form-data")
         # FastAPI asks with limits of its own, which are far wider.
         return super().form(
             max_files=min(max_files, 1),
@@ -63,20 +62,7 @@ class UploadRequest(Request):
         )
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        """An upload that is a little too large is read to its end: a client that is still sending when the connection
-        closes sees a reset instead of the answer."""
-        max_file_bytes = self.app.state.gateway.config.max_file_bytes
-        max_bytes = max_file_bytes + _MAX_FRAMING_BYTES
-        too_large = BodyError(413, f"the file is larger than {max_file_bytes} bytes", close=True)
-        declared = self.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > 2 * max_bytes:
-            raise too_large
-        num_bytes = 0
-        async for chunk in super().stream():
-            num_bytes += len(chunk)
-            if num_bytes <= max_bytes:
-                yield chunk
-            elif num_bytes > 2 * max_bytes:
-                raise too_large
-        if num_bytes > max_bytes:
-            raise too_large
+        max_bytes = self.app.state.gateway.config.max_file_bytes
+        too_large = BodyError(413, f"the file is larger than {max_bytes} bytes", close=True)
+        async for chunk in bounded(super().stream(), self.headers, max_bytes + _MAX_FRAMING_BYTES, too_large):
+            yield chunk

@@ -51,7 +51,7 @@ class AsyncLLM:
         """Returns when the model is loaded. Raises StartupError or Unavailable, and RuntimeError if it was called
         already and `shutdown` was not."""
         if self._held is not None:
-            raise RuntimeError("the AsyncLLM was started already")
+            raise RuntimeError("the AsyncLLM runs already")
         with LoadingBar(Console(stderr=True)) as bar, naming_arguments():
             held = self._held = Held(Engine.running(self._config, bar.update))
             try:

@@ -6,8 +6,10 @@ import socket
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from gateway.answers import stream
+from gateway.answers.lifecycle import Lifecycle
 from tests.support.gateway_server import MODEL_NAME, GatewayServer
 from tests.support.scripted_engine import finished, tokens
 
@@ -142,3 +144,15 @@ async def idle(gateway: GatewayServer) -> None:
     async with asyncio.timeout(1):
         while gateway.lifecycle.num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+async def test_a_watch_that_fails_ends_its_generation_with_the_reason():
+    lifecycle = Lifecycle()
+
+    async def receive() -> Message:
+        raise OSError("the connection broke")
+
+    with pytest.raises(OSError, match="the connection broke"):
+        async with lifecycle.running(receive):
+            await asyncio.Event().wait()
+    assert lifecycle.num_running == 0

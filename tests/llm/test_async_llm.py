@@ -119,7 +119,7 @@ async def test_what_is_wrong_is_named(engine: AsyncLLM):
 async def test_starting_twice_starts_one_engine(address: str):
     llm = AsyncLLM(address=address)
     await llm.start()
-    with pytest.raises(RuntimeError, match="started already"):
+    with pytest.raises(RuntimeError, match="runs already"):
         await llm.start()
     await llm.shutdown()
     async with llm:

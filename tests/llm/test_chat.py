@@ -98,6 +98,15 @@ def test_a_schema_for_the_answer(llm: LLM):
         assert json.loads(output.outputs[0].text)["city"] in ("Paris", "Rome")
 
 
+def test_a_schema_that_proves_too_much_is_named(llm: LLM):
+    """Whether a text matches depends on all places of an a among its last hundred characters."""
+    schema = {"type": "string", "pattern": "^[a-z]*a[a-z]{100}b$"}
+    params = SamplingParams(temperature=2.0, seed=1, max_tokens=800)
+    with pytest.raises(InvalidRequest, match=r"^json_schema: .*too many states") as caught:
+        llm.chat([QUESTION, QUESTION], [GREEDY, params], json_schema=schema)
+    assert caught.value.param == "json_schema"
+
+
 def test_another_template(llm: LLM):
     template = "{% for message in messages %}{{ message.content }}{{ mark }}{% endfor %}"
     (output,) = llm.chat(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pageloom_kernels import AttentionBatch, HiddenTaps
-from pageloom_kernels.cpu.engine import (
-    HEAD_DIM_MULTIPLE,
-    PAGE_TOKENS,
+from pageloom_kernels.cpu.engine import HEAD_DIM_MULTIPLE, PAGE_TOKENS, StepEngine
+from pageloom_kernels.cpu.library import NoCpuLibrary
+from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.cpu.weights import (
     ExpertsWeights,
     LayerWeights,
     LinearWeights,
@@ -21,11 +22,8 @@ from pageloom_kernels.cpu.engine import (
     ModelWeights,
     PackedMatrix,
     SharedExpertWeights,
-    StepEngine,
     WeightStore,
 )
-from pageloom_kernels.cpu.library import NoCpuLibrary
-from pageloom_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.feed_forward import DenseMlp, MixtureMlp
 from worker_svc.models.layers import Linear

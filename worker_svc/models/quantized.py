@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pageloom_kernels.cpu.engine import PackedMatrix, WeightStore
+from pageloom_kernels.cpu.weights import PackedMatrix, WeightStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

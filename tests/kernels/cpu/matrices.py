@@ -10,9 +10,9 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pageloom_kernels.cpu.engine import PackedMatrix, WeightStore
 from pageloom_kernels.cpu.library import CpuLibrary
 from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.cpu.weights import PackedMatrix, WeightStore
 
 
 class Multiplier:

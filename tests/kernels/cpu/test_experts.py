@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pageloom_kernels import expert_mlp, silu_mul
-from pageloom_kernels.cpu.engine import ExpertsWeights, SharedExpertWeights, WeightStore, experts_struct
+from pageloom_kernels.cpu.engine import experts_struct
 from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.cpu.weights import ExpertsWeights, SharedExpertWeights, WeightStore
 from tests.kernels.cpu.libraries import INSTRUCTION_SETS, load
 from tests.kernels.experts import make_experts
 

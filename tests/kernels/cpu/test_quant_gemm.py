@@ -12,9 +12,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from pageloom_kernels.cpu.engine import WeightStore
 from pageloom_kernels.cpu.library import CpuLibrary, load_cpu_library
 from pageloom_kernels.cpu.thread_pool import ThreadPool
+from pageloom_kernels.cpu.weights import WeightStore
 from tests.kernels.cpu.libraries import INSTRUCTION_SETS, load
 from tests.kernels.cpu.matrices import Multiplier
 

@@ -10,7 +10,7 @@ from gateway.batches.schemas import StoredBatch
 from pageloom.batch_lines import LineError, answer_line, encoded
 
 
-class BatchAnswers:
+class AnswerWriter:
     """Writes answers and counts them. On the event loop, for a line goes no further than the system's cache, and so
     no cancellation comes between a line and its count."""
 
