@@ -19,12 +19,17 @@ from pageloom.plan import MAX_NUM_DRAFT_TOKENS
 from pageloom.policies import Placement, SchedulingPolicy
 from pageloom.request_limits import RequestLimits
 from pageloom.setting_checks import (
+    MAX_BYTES,
+    MAX_NUM_RANKS,
+    MAX_NUM_THREADS,
+    MAX_PORT,
     require_at_least,
     require_one_of,
     require_origin,
     require_part,
     require_port,
     require_room_for_decodes,
+    require_seconds,
 )
 
 
@@ -178,6 +183,11 @@ class GatewayConfig(ServiceConfig):
     def __post_init__(self) -> None:
         require_port("port", self.port)
         require_at_least("batch_concurrency", self.batch_concurrency, 1)
+        if not all(self.served_model_names):
+            raise InvalidConfig("--served-model-name must not be empty")
+        require_seconds("shutdown_timeout", self.drain_timeout_s, 0.0)
+        require_seconds("response_ttl", self.response_ttl_s, 0.0)
+        require_seconds("file_ttl", self.file_ttl_s, 1.0)
         for origin in self.allowed_origins:
             require_origin(origin)
 
@@ -219,7 +229,11 @@ class SchedulerConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         require_port("port", self.port)
+        require_one_of("log_level", self.log_level, LogLevel)
         require_at_least("max_num_seqs", self.max_num_seqs, 1)
+        require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        require_seconds("shutdown_timeout", self.drain_timeout_s, 0.0)
+        require_seconds("step_timeout", self.step_timeout_s, 1.0)
         require_at_least("max_num_queued_seqs", self.max_num_queued_seqs, 1)
         require_one_of("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
         require_one_of("placement", self.placement, Placement)
@@ -285,6 +299,7 @@ class WorkerConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         self._check_ranks()
+        require_one_of("log_level", self.log_level, LogLevel)
         require_one_of("device", self.device, Device)
         require_one_of("dtype", self.dtype, Dtype)
         require_one_of("quantization", self.quantization, Quantization)
@@ -295,14 +310,24 @@ class WorkerConfig(ServiceConfig):
         require_at_least("max_num_seqs", self.max_num_seqs, 1)
         require_room_for_decodes(self.max_num_batched_tokens, self.max_num_seqs)
         require_part("gpu_memory_utilization", self.gpu_memory_utilization)
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory_bytes", "num_threads"):
-            value = getattr(self, name)
-            if value is not None:
-                require_at_least(name, value, 1)
+        self._require_sizes()
+
+    def _require_sizes(self) -> None:
+        require_at_least("grammar_cache_bytes", self.grammar_cache_bytes, 1, MAX_BYTES)
+        require_seconds("shutdown_timeout", self.drain_timeout_s, 0.0)
+        if self.max_model_len is not None:
+            require_at_least("max_model_len", self.max_model_len, 1)
+        if self.num_blocks is not None:
+            require_at_least("num_gpu_blocks_override", self.num_blocks, 1)
+        if self.kv_cache_memory_bytes is not None:
+            require_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_BYTES)
+        if self.num_threads is not None:
+            require_at_least("num_threads", self.num_threads, 1, MAX_NUM_THREADS)
 
     def _check_ranks(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "nnodes"):
-            require_at_least(name, getattr(self, name), 1)
+            require_at_least(name, getattr(self, name), 1, MAX_NUM_RANKS)
+        require_at_least("master_port", self.master_port, 1, MAX_PORT)
         if self.num_ranks % self.nnodes:
             raise InvalidConfig(
                 f"--nnodes {self.nnodes} does not divide the {self.num_ranks} ranks of --tensor-parallel-size "
@@ -331,12 +356,13 @@ class WorkerConfig(ServiceConfig):
                 f"not {self.num_speculative_tokens}"
             )
         require_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
+        require_at_least("prompt_lookup_max", self.prompt_lookup_max, 1)
         if self.prompt_lookup_max < self.prompt_lookup_min:
             raise InvalidConfig(
                 f"--prompt-lookup-max must be at least --prompt-lookup-min, which is {self.prompt_lookup_min}, "
                 f"not {self.prompt_lookup_max}"
             )
-        require_at_least("suffix_memory_bytes", self.suffix_memory_bytes, 0)
+        require_at_least("suffix_memory_bytes", self.suffix_memory_bytes, 0, MAX_BYTES)
         guesses_with_model = self.speculative_method in (SpeculativeMethod.draft_model, SpeculativeMethod.eagle3)
         if guesses_with_model and self.speculative_model is None:
             raise InvalidConfig(f"--speculative-method {self.speculative_method} needs --speculative-model")

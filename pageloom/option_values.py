@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 
 import typer
 
+from pageloom.setting_checks import is_address
+
 _SUFFIXES = {
     "": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4
 }  # fmt: skip
-_ADDRESS = re.compile(r"unix:.+|.+:\d+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
     """Takes "2GiB", "512M", "8k" or a plain number (typer passes defaults through too). Raises typer.BadParameter."""
     match = _SIZE.fullmatch(str(text).strip())
-    value = int(float(match[1]) * _SUFFIXES[(match[2] or "").lower()]) if match else 0
-    if value < 1:
+    value = float(match[1]) * _SUFFIXES[(match[2] or "").lower()] if match else 0.0
+    if not 1 <= value < math.inf:
         raise typer.BadParameter(f"{text!r} is not a size; write a number above 0 such as 8192, 8k, 512M or 2GiB")
-    return value
+    return int(value)
 
 
 def parse_size_or_zero(text: str | int) -> int:
@@ -41,7 +43,6 @@ def parse_batch_paths(paths: list[str], input_file: str | None, output_file: str
 
 def parse_address(text: str) -> str:
     """Takes "HOST:PORT" or "unix:/PATH". Raises typer.BadParameter."""
-    # gRPC takes an address without a port too, and then dials that of HTTPS for ever.
-    if not _ADDRESS.fullmatch(text):
+    if not is_address(text):
         raise typer.BadParameter(f"{text!r} is not an address; write HOST:PORT or unix:/PATH")
     return text

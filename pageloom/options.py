@@ -23,7 +23,7 @@ from pageloom.config import (
 from pageloom.hardware_profiles import GPUS, MODELS
 from pageloom.option_values import parse_address, parse_size, parse_size_or_zero
 from pageloom.policies import Placement, SchedulingPolicy
-from pageloom.setting_checks import MAX_PORT
+from pageloom.setting_checks import MAX_NUM_WORKERS, MAX_PORT
 from pageloom.simulation_config import Allocator, KvPolicy
 
 DEFAULT_BLOCK_SIZE = BlockSize(config.DEFAULT_BLOCK_SIZE)
@@ -316,7 +316,12 @@ WorkerId = Annotated[
 ]
 DataParallelSize = Annotated[
     int,
-    option("--data-parallel-size", "Workers, each with a copy of the model, behind the one scheduler.", min=1, max=64),
+    option(
+        "--data-parallel-size",
+        "Workers, each with a copy of the model, behind the one scheduler.",
+        min=1,
+        max=MAX_NUM_WORKERS,
+    ),
 ]
 ApiServerCount = Annotated[
     int,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from enum import Enum
 
 from pageloom.errors import InvalidConfig
 
 MAX_PORT = 65535
+# What counts as tokens, blocks or sequences travels in 32 bits, and bytes are addressed with 63.
+MAX_COUNT, MAX_BYTES = 2**31 - 1, 2**63 - 1
+# Beyond what any machine has; each costs a thread or a process before anybody else could object.
+MAX_NUM_THREADS, MAX_NUM_RANKS, MAX_NUM_WORKERS = 1024, 1024, 64
+_ADDRESS = re.compile(r"unix:.+|.+:\d+")
 
 
 def flag_name(field_name: str) -> str:
@@ -25,9 +31,23 @@ def require_origin(origin: str) -> None:
         raise InvalidConfig(f"--allowed-origins takes an origin such as https://example.com, or *, not {origin!r}")
 
 
-def require_at_least(name: str, value: int, low: int) -> None:
+def is_address(text: str) -> bool:
+    """Whether it is HOST:PORT or unix:/PATH."""
+    # gRPC takes an address without a port too, and then dials that of HTTPS for ever.
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def require_at_least(name: str, value: int, low: int, high: int = MAX_COUNT) -> None:
     if value < low:
         raise InvalidConfig(f"{flag_name(name)} must be at least {low}, not {value}")
+    if value > high:
+        raise InvalidConfig(f"{flag_name(name)} must be at most {high}, not {value}")
+
+
+def require_seconds(name: str, value: float, low: float) -> None:
+    # Written so that NaN fails too.
+    if not low <= value < math.inf:
+        raise InvalidConfig(f"{flag_name(name)} must be at least {low:g} seconds and finite, not {value:g}")
 
 
 def require_part(name: str, value: float) -> None:
@@ -48,4 +68,4 @@ def require_one_of(name: str, value: str | int, accepted: type[Enum]) -> None:
     values = [choice.value for choice in accepted]
     if value not in values:
         names = ", ".join(map(str, values))
-        raise InvalidConfig(f"{flag_name(name)} must be one of {names}, not {value}")
+        raise InvalidConfig(f"{flag_name(name)} must be one of {names}, not {str(value)[:64]}")

@@ -65,7 +65,7 @@ def test_sizes(text: str | int, value: int):
     assert parse_size(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1PB", "8 8"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1PB", "8 8", "9" * 400])
 def test_bad_sizes(text: str):
     with pytest.raises(typer.BadParameter, match="such as"):
         parse_size(text)
@@ -157,6 +157,23 @@ def test_the_gateways_settings_reach_it(monkeypatch: pytest.MonkeyPatch):
     assert gateway.generation_config == "vllm"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--tensor-parallel-size", "100000", "--tensor-parallel-size must be at most 1024, not 100000"),
+        ("--num-threads", "100000", "--num-threads must be at most 1024"),
+        ("--max-num-batched-tokens", "9" * 20, "--max-num-batched-tokens must be at most 2147483647"),
+        ("--prompt-lookup-max", "9" * 20, "--prompt-lookup-max must be at most"),
+        ("--suffix-memory-bytes", "9" * 20, "--suffix-memory-bytes must be at most"),
+        ("--step-timeout", "inf", "--step-timeout must be at least 1 seconds and finite, not inf"),
+    ],
+)
+def test_no_setting_is_larger_than_what_it_is_kept_in(flag: str, value: str, words: str):
+    outcome = run(app, ["serve", flag, value])
+    assert isinstance(outcome.exception, InvalidConfig)
+    assert words in outcome.exception.message
+
+
 @pytest.mark.parametrize("command", ["serve", "gateway"])
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
@@ -165,6 +182,8 @@ def test_the_gateways_settings_reach_it(monkeypatch: pytest.MonkeyPatch):
         ("--max-logprobs", "21", "--max-logprobs must be between 0 and 20, not 21"),
         ("--allowed-origins", "https://a.example/", "--allowed-origins takes an origin such as https://example.com"),
         ("--allowed-origins", "example.com", "not 'example.com'"),
+        ("--served-model-name", "", "--served-model-name must not be empty"),
+        ("--shutdown-timeout", "inf", "--shutdown-timeout must be at least 0 seconds and finite, not inf"),
     ],
 )
 def test_settings_of_the_gateway_are_checked(command: str, flag: str, value: str, words: str):

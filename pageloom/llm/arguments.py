@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TypeVar
 
 from pageloom.errors import InvalidRequest
 from pageloom.llm.answer import Question
+from pageloom.llm.argument_types import require_type, require_unicode
 from pageloom.llm.asked import Asked
 from pageloom.llm.engine import Engine
 from pageloom.llm.prompts import Prompt, PromptType, listed, read_prompt
 from pageloom.llm.sampling_params import SamplingParams
 
 T = TypeVar("T")
+# What travels in 32 bits.
+MAX_PRIORITY = 2**31 - 1
 
 
 def read_prompts(engine: Engine, prompts: PromptType | Sequence[PromptType], name: str = "prompts") -> list[Prompt]:
@@ -44,14 +48,36 @@ def one_each(
     """Raises InvalidRequest unless there is one for all prompts or one for each."""
     if params is None:
         params = default_sampling_params(engine)
+    require_type("sampling_params", params, SamplingParams | Sequence[SamplingParams])
     return [params] * count if isinstance(params, SamplingParams) else _counted(params, count, "sampling_params")
 
 
 def priority_each(count: int, priority: int | Sequence[int] | None) -> list[int]:
     """Raises InvalidRequest unless there is one for all prompts or one for each."""
-    if priority is None or isinstance(priority, int):
-        return [priority or 0] * count
-    return _counted(priority, count, "priority")
+    require_type("priority", priority, int | Sequence[int] | None)
+    one = 0 if priority is None else priority
+    each = [int(one)] * count if isinstance(one, int | Integral) else _counted(one, count, "priority")
+    for value in each:
+        if abs(value) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {value}", param="priority"
+            )
+    return each
+
+
+def params_or_default(engine: Engine, params: SamplingParams | None) -> SamplingParams:
+    """Raises InvalidRequest for anything else."""
+    require_type("sampling_params", params, SamplingParams | None)
+    return default_sampling_params(engine) if params is None else params
+
+
+def tokenize(engine: Engine, prompts: str | Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Raises InvalidRequest."""
+    require_type("prompts", prompts, str | Sequence[str])
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    for text in texts:
+        require_unicode("prompts", text)
+    return [engine.model.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
 
 async def ask_each(engine: Engine, asked: Sequence[Asked], priority: Sequence[int]) -> list[Question]:

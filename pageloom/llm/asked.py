@@ -13,18 +13,19 @@ from pageloom.chats.offered_tools import shown_tools
 from pageloom.chats.rendering import render_messages
 from pageloom.chats.schemas import ChatOptions
 from pageloom.chats.tool_use import form_with_parts, message_format, read_tool_use
-from pageloom.errors import InvalidRequest
+from pageloom.errors import InvalidRequest, ModelLoadError
 from pageloom.field_errors import naming_fields
 from pageloom.grammars.grammar import parse_json
 from pageloom.grammars.structured_outputs import constrained_field, grammar_of
+from pageloom.llm.argument_types import require_json, require_type, require_unicode
 from pageloom.llm.prompts import Prompt, checked
 from pageloom.llm.sampling_params import SamplingParams
-from pageloom.llm.unicode import require_unicode
 from pageloom.parsing.message_parser import MessageFormat
 from pageloom.plan import ModelInfo
 from pageloom.special_text import MARK
 from pageloom.text_model import TextModel
 
+_HELD_AS_JSON = {"tools", "json_schema", "documents"}
 ChatMessages = Sequence[Mapping[str, Any]]
 
 
@@ -87,11 +88,15 @@ def ask_chat(
 
 def listed_chats(messages: ChatMessages | Sequence[ChatMessages]) -> list[ChatMessages]:
     """One conversation or several -> a list. Raises InvalidRequest if there is none."""
-    if not messages:
+    require_type("messages", messages, Sequence[Any])
+    given: list[Any] = list(messages)
+    if not given:
         raise InvalidRequest("messages is empty", param="messages")
-    if isinstance(messages[0], Mapping):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
+    if isinstance(given[0], Mapping):
+        return [given]
+    for index, chat in enumerate(given):
+        require_type(f"messages[{index}]", chat, Sequence[Any])
+    return given
 
 
 def _ask_chat(
@@ -99,11 +104,10 @@ def _ask_chat(
 ) -> Asked:
     options = _options(messages, params, arguments)
     if (template := arguments.get("chat_template")) is not None:
-        own = ChatTemplate(template, model.tokenizer.special_tokens)
-        model = replace(model, chat_template=own, tool_use_template=None)
+        model = replace(model, chat_template=_own_template(template, model), tool_use_template=None)
     use = read_tool_use(options, model)
     text = render_messages(options.messages, options, model, shown_tools(use.offered))
-    require_unicode(text, "messages")
+    require_unicode("messages", text)
     token_ids = model.tokenizer.encode_prompt(text, add_special_tokens=False)
     form, field = form_with_parts(use, options, model, text), "tools"
     # A form without place for them begins with the answer's first token.
@@ -119,13 +123,25 @@ def _ask_chat(
     )
 
 
+def _own_template(source: str, model: TextModel) -> ChatTemplate:
+    require_type("chat_template", source, str)
+    try:
+        return ChatTemplate(source, model.tokenizer.special_tokens)
+    except ModelLoadError as error:
+        raise InvalidRequest(f"chat_template: {error.message}", param="chat_template") from None
+
+
 def _options(messages: ChatMessages, params: SamplingParams, arguments: ChatArguments) -> ChatOptions:
     form = params.form()
     given = {name: value for name, value in arguments.items() if value is not None and name in ChatOptions.model_fields}
     schema = arguments.get("json_schema")
+    for name in _HELD_AS_JSON & arguments.keys():
+        require_json(name, arguments.get(name))
     if schema is not None:
         if form.structured_outputs is not None:
             raise InvalidRequest("json_schema and structured_outputs cannot be combined", param="json_schema")
+        if isinstance(schema, str):
+            require_unicode("json_schema", schema)
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         given["response_format"] = {"type": "json_schema", "json_schema": {"schema": parsed}}
     with naming_fields():
@@ -134,4 +150,6 @@ def _options(messages: ChatMessages, params: SamplingParams, arguments: ChatArgu
 
 
 def _sampler(params: SamplingParams, grammar: str, model: TextModel) -> sampling_params.SamplingParams:
+    # It may have been changed since it was made.
+    require_type("bad_words", params.bad_words, Sequence[str] | None)
     return params.sampler(bad_words=bad_word_ids(params.bad_words or (), model.tokenizer), grammar=grammar)

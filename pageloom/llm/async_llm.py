@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
@@ -14,6 +15,7 @@ from pageloom.errors import DuplicateRequest
 from pageloom.llm import arguments as args
 from pageloom.llm.answer import Answer
 from pageloom.llm.argument_names import check_names
+from pageloom.llm.argument_types import require_type
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts
 from pageloom.llm.engine import Engine
 from pageloom.llm.engine_options import LLMOptions, engine_config, naming_arguments
@@ -30,7 +32,7 @@ class AsyncLLM:
     """`LLM` in the caller's event loop: the same model, arguments and errors. Use as async context manager, or call
     `start` and `shutdown`."""
 
-    def __init__(self, model: str = "", **options: Unpack[LLMOptions]) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "", **options: Unpack[LLMOptions]) -> None:
         self._config = engine_config(type(self).__name__, model, options)
         self._held: Held[Engine] | None = None
         self._engine: Engine | None = None
@@ -46,18 +48,23 @@ class AsyncLLM:
         await self.shutdown()
 
     async def start(self) -> None:
-        """Returns when the model is loaded. Raises StartupError or Unavailable, and RuntimeError if it runs already."""
-        if self._engine is not None:
+        """Returns when the model is loaded. Raises StartupError or Unavailable, and RuntimeError if it was called
+        already and `shutdown` was not."""
+        if self._held is not None:
             raise RuntimeError("the AsyncLLM runs already")
         with LoadingBar(Console(stderr=True)) as bar, naming_arguments():
-            self._held = Held(Engine.running(self._config, bar.update))
-            self._engine = await self._held.open()
+            held = self._held = Held(Engine.running(self._config, bar.update))
+            try:
+                self._engine = await held.open()
+            except BaseException:
+                self._held = None
+                raise
 
     async def shutdown(self) -> None:
         """Cancels what runs and stops the engine's processes."""
-        self._engine = None
-        if self._held is not None:
-            await self._held.close()
+        held, self._held, self._engine = self._held, None, None
+        if held is not None:
+            await held.close()
 
     async def generate(
         self,
@@ -74,7 +81,8 @@ class AsyncLLM:
         Raises what `LLM.generate` raises, and DuplicateRequest while another request has this id.
         """
         engine = self._running
-        params = sampling_params or args.default_sampling_params(engine)
+        params = args.params_or_default(engine, sampling_params)
+        (priority,) = args.priority_each(1, priority)
         read = await asyncio.to_thread(read_prompt, prompt, engine.model.tokenizer, engine.info)
         (asked,) = await asyncio.to_thread(ask_prompts, [read], [params], engine.model)
         async with aclosing(self._answer(engine, asked, request_id, priority)) as outputs:
@@ -93,7 +101,8 @@ class AsyncLLM:
         """The same for a conversation, with the arguments of `LLM.chat`."""
         engine = self._running
         check_names("chat", arguments, ChatArguments)
-        params = sampling_params or args.default_sampling_params(engine)
+        params = args.params_or_default(engine, sampling_params)
+        (priority,) = args.priority_each(1, priority)
         asked = await asyncio.to_thread(ask_chat, messages, params, arguments, engine.model, engine.info)
         async with aclosing(self._answer(engine, asked, request_id, priority)) as outputs:
             async for output in outputs:
@@ -102,6 +111,7 @@ class AsyncLLM:
     async def _answer(
         self, engine: Engine, asked: Asked, request_id: str | None, priority: int
     ) -> AsyncGenerator[RequestOutput]:
+        require_type("request_id", request_id, str | None)
         if request_id in self._answers:
             raise DuplicateRequest(f"a request with request_id {request_id!r} still runs", param="request_id")
         question = await engine.question(asked, request_id=request_id, priority=priority)

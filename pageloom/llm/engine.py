@@ -168,6 +168,9 @@ class Engine:
         """If the engine has ended, that is why what is in here fails."""
         try:
             yield
+        except EngineError:
+            self._require_running()
+            raise
         except Unavailable:
             if self._watcher is not None:
                 await asyncio.wait((self._watcher,), timeout=_NEWS_S)
@@ -189,6 +192,7 @@ class Engine:
         stack.kill()
 
     def _close(self) -> None:
+        self._failure = self._failure or "the engine was shut down"
         if self._watcher is not None:
             self._watcher.cancel()
 

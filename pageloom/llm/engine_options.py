@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import reprlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType, UnionType
-from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
+from numbers import Integral
+from types import MappingProxyType
+from typing import Any, TypedDict, cast, get_type_hints
 
 from pageloom.config import (
     DEFAULT_GENERATION_CONFIG,
@@ -17,8 +20,10 @@ from pageloom.config import (
 )
 from pageloom.errors import InvalidConfig, StartupError
 from pageloom.llm.argument_names import check_names
+from pageloom.llm.argument_types import require_type, require_types
 from pageloom.llm.engine import EngineConfig
 from pageloom.option_names import settings_of
+from pageloom.setting_checks import MAX_NUM_WORKERS, is_address, require_at_least
 from pageloom.stack_config import StackConfig
 from pageloom.text_model import TextOptions
 
@@ -110,18 +115,18 @@ _DRAFT_MODEL_OF_VLLM = "draft_model"
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 
 
-def engine_config(caller: str, model: str, options: LLMOptions) -> EngineConfig:
+def engine_config(caller: str, model: str | os.PathLike[str], options: LLMOptions) -> EngineConfig:
     """Raises TypeError for an argument that nobody knows, and InvalidConfig, naming the argument."""
     given = cast("dict[str, Any]", options)
     check_names(caller, given, LLMOptions, _NOT_HERE)
-    _check_types(given)
-    engine = {
-        name: value for name, value in given.items() if name in EngineOptions.__annotations__ and value is not None
-    }
-    engine = _with_speculation(engine, options.get("speculative_config") or {})
+    _check(given)
+    engine = _engine_options(given)
     address = options.get("address")
     if address is not None and engine:
         raise InvalidConfig(f"{min(engine)} is a setting of the engine, and with address that runs already")
+    if address is not None and not is_address(address):
+        raise InvalidConfig(f"address must be HOST:PORT or unix:/PATH, not {reprlib.repr(address)}")
+    model = _path("model", model)
     return EngineConfig(
         model=model,
         text=TextOptions(
@@ -150,6 +155,16 @@ def _argument(flag: re.Match[str]) -> str:
     return name if name in get_type_hints(LLMOptions) else flag[0]
 
 
+def _engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is set. Raises InvalidConfig."""
+    own = {name: value for name, value in given.items() if name in EngineOptions.__annotations__ and value is not None}
+    return {
+        # Settings travel as JSON, which has no numbers of numpy.
+        name: value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+        for name, value in _with_speculation(own, given.get("speculative_config") or {}).items()
+    }
+
+
 def _stack_config(model: str, engine: Mapping[str, Any]) -> StackConfig:
     """A scheduler and workers for one program, behind a unix socket and with metrics at ports that are free."""
     params = {"log_level": "warning", **engine}
@@ -171,7 +186,7 @@ def _with_speculation(engine: Mapping[str, Any], given: Mapping[str, Any]) -> di
             raise InvalidConfig(f"speculative_config has {name!r}; it takes {', '.join(_OF_SPECULATION)}")
         if argument in engine:
             raise InvalidConfig(f"{argument} and speculative_config[{name!r}] say the same; leave out one")
-        _check_type(f"speculative_config[{name!r}]", value, get_type_hints(EngineOptions)[argument])
+        require_type(f"speculative_config[{name!r}]", value, get_type_hints(EngineOptions)[argument], InvalidConfig)
         if value is not None:
             options[argument] = value
     if options and not {"speculative_method", "speculative_model"} & (options.keys() | engine.keys()):
@@ -183,21 +198,29 @@ def _with_speculation(engine: Mapping[str, Any], given: Mapping[str, Any]) -> di
 
 def _num_workers(params: Mapping[str, Any]) -> int:
     num_workers: int = params.get("data_parallel_size", 1)
-    if num_workers < 1:
-        raise InvalidConfig(f"data_parallel_size must be at least 1, not {num_workers}")
+    require_at_least("data_parallel_size", num_workers, 1, MAX_NUM_WORKERS)
     return num_workers
 
 
-def _check_types(params: Mapping[str, Any]) -> None:
-    for name, kind in get_type_hints(LLMOptions).items():
-        if name in params:
-            _check_type(name, params[name], kind)
+def _check(given: Mapping[str, Any]) -> None:
+    require_types(given, LLMOptions, InvalidConfig)
+    for name, value in given.items():
+        if isinstance(value, str):
+            _require_text(name, value)
 
 
-def _check_type(name: str, value: object, kind: Any) -> None:
-    members = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    accepted = tuple(get_origin(member) or member for member in members)
-    fits = type(value) in accepted or (type(value) is int and float in accepted) or isinstance(value, accepted)
-    if not fits or (isinstance(value, bool) and bool not in accepted):
-        names = " or ".join("None" if each is type(None) else each.__name__ for each in accepted)
-        raise InvalidConfig(f"{name} must be of type {names}, not {value!r}")
+def _path(name: str, value: object) -> str:
+    if not isinstance(value, str | os.PathLike) or isinstance(path := os.fspath(value), bytes):
+        raise InvalidConfig(f"{name} must be a string or a path, not {reprlib.repr(value)}")
+    _require_text(name, path)
+    return path
+
+
+def _require_text(name: str, value: str) -> None:
+    try:
+        # The name of a file may have bytes that are no text.
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise InvalidConfig(f"{name} is not valid Unicode: {reprlib.repr(value)}") from None
+    if "\0" in value:
+        raise InvalidConfig(f"{name} has a character 0: {reprlib.repr(value)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pageloom.errors import InvalidConfig, InvalidRequest
 from pageloom.llm import arguments as args
 from pageloom.llm import outputs
 from pageloom.llm.argument_names import check_names
+from pageloom.llm.argument_types import require_type
 from pageloom.llm.asked import Asked, ChatArguments, ChatMessages, ask_chat, ask_prompts, listed_chats
 from pageloom.llm.engine import Engine
 from pageloom.llm.engine_options import LLMOptions, engine_config, naming_arguments
@@ -44,7 +46,7 @@ class LLM:
     the engine cannot start, Unavailable if there is none at `address`.
     """
 
-    def __init__(self, model: str = "", **options: Unpack[LLMOptions]) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "", **options: Unpack[LLMOptions]) -> None:
         config = engine_config(type(self).__name__, model, options)
         self._thread = shared_loop()
         with LoadingBar(Console(stderr=True)) as bar:
@@ -130,8 +132,9 @@ class LLM:
         self, prompts: PromptType | Sequence[PromptType], *, pooling_task: str = "embed", use_tqdm: bool = True
     ) -> list[PoolingRequestOutput]:
         """The same as numpy arrays of float32 [hidden], as the model gives them. `pooling_task` can only be "embed"."""
+        require_type("pooling_task", pooling_task, str)
         if pooling_task != "embed":
-            raise InvalidRequest(f"pooling_task must be 'embed', not {pooling_task!r}", param="pooling_task")
+            raise InvalidRequest(f"pooling_task must be 'embed', not {pooling_task[:64]!r}", param="pooling_task")
         return [
             PoolingRequestOutput(
                 request_id=each.request_id,
@@ -163,9 +166,7 @@ class LLM:
 
     def tokenize(self, prompts: str | Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """The token ids of each text. `add_special_tokens` frames it as the model wants it, as `generate` does."""
-        texts = [prompts] if isinstance(prompts, str) else prompts
-        tokenizer = self._running.model.tokenizer
-        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return args.tokenize(self._running, prompts, add_special_tokens=add_special_tokens)
 
     def get_tokenizer(self) -> TokenizerView:
         """The model's tokenizer and chat template, with transformers' names."""
@@ -253,6 +254,9 @@ def _score(one: Pooled, other: Pooled) -> ScoringRequestOutput:
 
 
 def _close(thread: LoopThread, held: Held[Engine]) -> None:
+    if thread.is_foreign:
+        # The engine goes on for whom it belongs to.
+        return
     if thread.is_current:
         # An LLM that nobody has shut down may be found by the garbage collector there.
         thread.run_soon(held.close())

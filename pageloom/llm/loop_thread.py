@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
@@ -16,6 +17,7 @@ class LoopThread:
     """Any thread may call `run`; what runs there belongs to the loop alone. It goes on until the process ends."""
 
     def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._unwatched: set[asyncio.Task[object]] = set()
         # A daemon, so that the process can end.
@@ -24,7 +26,14 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run in the loop; raises what it raises. Ctrl-C meanwhile cancels the work, and goes on
-        once it has ended; a second one does not wait for that."""
+        once it has ended; a second one does not wait for that. Raises RuntimeError in a process that was forked from
+        the thread's."""
+        if self.is_foreign:
+            work.close()
+            raise RuntimeError(
+                "an LLM was made in the process that this one was forked from, and its threads, as those of gRPC, are "
+                "not here; start processes that use an LLM by multiprocessing's method 'spawn'"
+            )
         ended: Future[T] = Future()
         started: list[asyncio.Task[T]] = []
 
@@ -54,6 +63,11 @@ class LoopThread:
         task = self._loop.create_task(work)
         self._unwatched.add(task)
         task.add_done_callback(self._unwatched.discard)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process was forked from the thread's, so that the thread is not here."""
+        return os.getpid() != self._pid
 
     @property
     def is_current(self) -> bool:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
+from pageloom.errors import Unavailable
+
 _TIMEOUT_S = 5.0
 
 
@@ -40,13 +42,21 @@ class Histogram(Metric):
 
 
 def read_metrics(urls: Iterable[str]) -> list[Metric]:
-    """Those of all the processes. Raises OSError if one does not answer."""
+    """Those of all the processes. Raises Unavailable if one does not answer."""
     metrics: list[Metric] = []
     for url in urls:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-            for family in text_string_to_metric_families(answer.read().decode()):
-                metrics += _metrics_of(family)
+        for family in text_string_to_metric_families(_read(url)):
+            metrics += _metrics_of(family)
     return metrics
+
+
+def _read(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+            text: str = answer.read().decode()
+            return text
+    except OSError as error:
+        raise Unavailable(f"a process of the engine does not answer at {url}: {error}") from None
 
 
 def _metrics_of(family: Family) -> Iterator[Metric]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from pageloom.errors import ContextLengthExceeded, InvalidRequest
-from pageloom.llm.unicode import require_unicode
+from pageloom.llm.argument_types import require_type, require_unicode
 from pageloom.plan import ModelInfo
 from pageloom.sampling_params import check_token_ids
 from pageloom.tokenizer import Tokenizer
@@ -45,20 +46,19 @@ def listed(prompts: PromptType | Sequence[PromptType], name: str = "prompts") ->
         return [prompts]
     if isinstance(prompts, Sequence) and prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Iterable):
-        raise InvalidRequest(f"{name} must be {_ACCEPTED}, or a list of these, not {prompts!r}", param=name)
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray):
+        raise InvalidRequest(f"{name} must be {_ACCEPTED}, or a list of these, not {reprlib.repr(prompts)}", param=name)
     return list(prompts)  # type: ignore[arg-type]
 
 
 def read_prompt(given: PromptType, tokenizer: Tokenizer, info: ModelInfo, name: str = "prompt") -> Prompt:
     """Raises InvalidRequest or ContextLengthExceeded."""
     text, token_ids, cache_salt = _parts(given, name)
-    require_unicode(cache_salt, f"{name}.cache_salt")
     if token_ids is None:
         assert text is not None
+        require_unicode(name, text)
         if len(text) > info.max_model_len * tokenizer.longest_token_len:
             raise _too_long(info, f"{len(text)} characters", name)
-        require_unicode(text, name)
         token_ids = tokenizer.encode(text, add_special_tokens=True)
     return Prompt(text=text, token_ids=checked(token_ids, info, name), cache_salt=cache_salt)
 
@@ -74,25 +74,24 @@ def checked(token_ids: Sequence[int], info: ModelInfo, name: str = "prompt") -> 
 
 
 def _parts(given: object, name: str) -> tuple[str | None, Sequence[int] | None, str]:
-    text: object = None
-    token_ids: object = None
-    cache_salt: object = ""
-    if isinstance(given, str):
-        text = given
-    elif isinstance(given, dict):
-        unknown = given.keys() - {"prompt", "prompt_token_ids", "cache_salt"}
-        if unknown:
-            raise InvalidRequest(f"{name} has {min(unknown)!r}; it may be {_ACCEPTED}", param=name)
-        text, token_ids, cache_salt = given.get("prompt"), given.get("prompt_token_ids"), given.get("cache_salt") or ""
-    else:
-        token_ids = given
-    if token_ids is None:
-        if not isinstance(text, str):
-            raise InvalidRequest(f"{name} must be {_ACCEPTED}", param=name)
-        return text, None, str(cache_salt)
-    if not isinstance(token_ids, Sequence) or not all(type(token_id) is int for token_id in token_ids):
-        raise InvalidRequest(f"{name} must be {_ACCEPTED}", param=name)
-    return text if isinstance(text, str) else None, token_ids, str(cache_salt)
+    """Text and token ids, of which one is None at most, and the salt. Raises InvalidRequest."""
+    key = "prompt" if isinstance(given, str) else "prompt_token_ids"
+    parts: Mapping[str, Any] = given if isinstance(given, dict) else {key: given}
+    if unknown := parts.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
+        raise InvalidRequest(f"{name} has {min(map(repr, unknown))}; it may be {_ACCEPTED}", param=name)
+    text, token_ids, cache_salt = parts.get("prompt"), parts.get("prompt_token_ids"), parts.get("cache_salt") or ""
+    is_read = isinstance(text, str) if token_ids is None else isinstance(text, str | None) and _are_ids(token_ids)
+    if not is_read:
+        raise InvalidRequest(f"{name} must be {_ACCEPTED}, not {reprlib.repr(given)}", param=name)
+    require_type(f"{name}.cache_salt", cache_salt, str)
+    require_unicode(f"{name}.cache_salt", cache_salt)
+    return text, token_ids, cache_salt
+
+
+def _are_ids(value: object) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        return False
+    return all(type(token_id) is int for token_id in value)
 
 
 def _too_long(info: ModelInfo, has: str, name: str) -> ContextLengthExceeded:

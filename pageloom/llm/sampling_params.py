@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -15,10 +14,12 @@ from pageloom.field_errors import naming_fields
 from pageloom.grammars.schemas import FormOptions
 from pageloom.grammars.structured_outputs import constrained_field
 from pageloom.llm.argument_names import check_names
-from pageloom.llm.unicode import require_unicode
+from pageloom.llm.argument_types import require_json, require_type, require_types, require_unicode
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
+# vLLM's.
+MAX_NUM_CHOICES = 16_384
 _WITH = "structured_outputs=StructuredOutputsParams({}=...) says it"
 # Parameters of others that are not there -> what is there instead.
 _NOT_HERE: Mapping[str, str] = MappingProxyType(
@@ -111,11 +112,13 @@ class SamplingParams:
 
     def form(self) -> FormOptions:
         """`structured_outputs` as the grammars' code reads it. Raises InvalidRequest."""
+        require_type("structured_outputs", self.structured_outputs, StructuredOutputsParams | None)
         if self.structured_outputs is None:
             return FormOptions()
-        if not isinstance(self.structured_outputs, StructuredOutputsParams):
-            raise _refused("structured_outputs", "a StructuredOutputsParams", self.structured_outputs)
-        given = {name: value for name, value in asdict(self.structured_outputs).items() if value is not None}
+        values = {field.name: getattr(self.structured_outputs, field.name) for field in fields(StructuredOutputsParams)}
+        given = {name: value for name, value in values.items() if value is not None}
+        for name, value in given.items():
+            require_json(f"structured_outputs.{name}", value)
         with naming_fields():
             return FormOptions.model_validate({"structured_outputs": given})
 
@@ -123,7 +126,7 @@ class SamplingParams:
         self, *, bad_words: tuple[tuple[int, ...], ...] = (), grammar: str = ""
     ) -> sampling_params.SamplingParams:
         """What the engine is told; words and forms come as token ids and as a grammar. Raises InvalidRequest."""
-        self._check_texts()
+        self._check()
         return sampling_params.SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -136,55 +139,31 @@ class SamplingParams:
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_token_ids=_ids(self.stop_token_ids),
             logprobs=self.logprobs,
             seed=None if self.seed == -1 else self.seed,
             grammar=grammar,
-            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            allowed_token_ids=_ids(self.allowed_token_ids),
             bad_words=bad_words,
             prompt_logprobs=self.prompt_logprobs,
         )
 
-    def _check_texts(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
-            raise _refused("n", "an integer of at least 1", self.n)
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise _refused("output_kind", "a RequestOutputKind", self.output_kind)
-        for name in _FLAGS:
-            if not isinstance(value := getattr(self, name), bool):
-                raise _refused(name, "True or False", value)
-        self._check_lists()
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+    def _check(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
+        require_types(given, SamplingParams, InvalidRequest)
+        if not 1 <= self.n <= MAX_NUM_CHOICES:
+            raise InvalidRequest(f"n must be between 1 and {MAX_NUM_CHOICES}, not {self.n}", param="n")
+        for name, texts in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
+            for text in texts:
+                require_unicode(name, text)
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise InvalidRequest("allowed_token_ids is empty, which would allow nothing", param="allowed_token_ids")
         if len(self.stop_strings) > MAX_STOP_STRINGS or not all(self.stop_strings):
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest("stop strings are found in the text, so they need detokenize", param="stop")
 
-    def _check_lists(self) -> None:
-        for name, kind, noun in _LISTS:
-            value = getattr(self, name)
-            if value is None or (name == "stop" and isinstance(value, str)):
-                continue
-            if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(x, kind) for x in value):
-                raise _refused(name, f"a list of {noun}", value)
-        bias = self.logit_bias
-        if bias is not None and not (isinstance(bias, Mapping) and all(isinstance(key, Integral) for key in bias)):
-            raise _refused("logit_bias", "a mapping from token ids, which are integers", bias)
-        for name, texts in (("stop", self.stop_strings), ("bad_words", self.bad_words or ())):
-            for text in texts:
-                require_unicode(text, name)
 
-
-# What takes several of a kind.
-_LISTS: tuple[tuple[str, type, str], ...] = (
-    ("stop", str, "strings"),
-    ("bad_words", str, "strings"),
-    ("stop_token_ids", Integral, "token ids, which are integers"),
-    ("allowed_token_ids", Integral, "token ids, which are integers"),
-)
-_FLAGS = tuple(field.name for field in fields(SamplingParams) if field.type == "bool")
-
-
-def _refused(name: str, accepted: str, value: object) -> InvalidRequest:
-    return InvalidRequest(f"{name} must be {accepted}, not {value!r}", param=name)
+def _ids(token_ids: Sequence[int] | None) -> tuple[int, ...]:
+    # An array has no truth value.
+    return () if token_ids is None else tuple(token_ids)

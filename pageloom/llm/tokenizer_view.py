@@ -7,6 +7,8 @@ from typing import Any
 
 from pageloom.chat_template import ChatTemplate
 from pageloom.errors import InvalidRequest
+from pageloom.llm.argument_types import require_type, require_unicode
+from pageloom.sampling_params import check_token_ids
 from pageloom.text_model import TextModel
 
 
@@ -47,10 +49,14 @@ class TokenizerView:
         return None if template is None else template.source
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        require_type("text", text, str)
+        require_unicode("text", text)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        require_type("token_ids", token_ids, int | Sequence[int])
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        check_token_ids("token_ids", ids, self.vocab_size)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:

@@ -48,8 +48,15 @@ def test_a_rank_that_is_killed_changes_nobodys_text(tmp_path: Path, tiny_folder:
         assert not wait_until_gone(processes, 10)
 
 
-def test_a_split_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, tiny_folder: Path):
-    refused = pytest.raises(AssertionError, match="sizes that do: 1, 2, 4")
-    with refused as refusal, serving(tmp_path, str(tiny_folder), "--tensor-parallel-size", "3"):
+# Of so many ranks none may be started to find it out.
+@pytest.mark.parametrize(
+    ("flag", "size", "words"),
+    [("--tensor-parallel-size", 3, "sizes that do: 1, 2, 4"), ("--pipeline-parallel-size", 1000, "sizes 1 to")],
+)
+def test_a_split_that_does_not_fit_is_refused_in_one_line(
+    tmp_path: Path, tiny_folder: Path, flag: str, size: int, words: str
+):
+    refused = pytest.raises(AssertionError, match=words)
+    with refused as refusal, serving(tmp_path, str(tiny_folder), flag, str(size)):
         pass
     assert "Traceback" not in str(refusal.value)

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from pageloom import AsyncLLM, RequestOutputKind, SamplingParams
 from pageloom.client import EngineClient
-from pageloom.errors import DuplicateRequest, InvalidRequest
+from pageloom.errors import DuplicateRequest, InvalidRequest, Unavailable
 
 PROMPT = "The capital of France is"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -109,7 +109,20 @@ async def test_chat_and_embed(engine: AsyncLLM):
 async def test_what_is_wrong_is_named(engine: AsyncLLM):
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         await anext(engine.generate(""))
-    with pytest.raises(RuntimeError, match="runs already"):
-        await engine.start()
+    for name, value in (("sampling_params", 5), ("request_id", 5), ("priority", "first")):
+        with pytest.raises(InvalidRequest, match=f"^{name} must be"):
+            await anext(engine.generate("a", **{name: value}))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="does not run"):
         await anext(AsyncLLM(address="unused:1").generate("a"))
+
+
+async def test_starting_twice_starts_one_engine(address: str):
+    llm = AsyncLLM(address=address)
+    await llm.start()
+    with pytest.raises(RuntimeError, match="runs already"):
+        await llm.start()
+    await llm.shutdown()
+    async with llm:
+        assert [output.finished async for output in llm.generate("a", SamplingParams(max_tokens=1))] == [True]
+    with pytest.raises(Unavailable):
+        await AsyncLLM(address="127.0.0.1:1").start()

@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pageloom import LLM, AsyncLLM, cli
@@ -105,13 +107,13 @@ def test_unknown_arguments(arguments, words: list[str]):
     [
         ({"block_size": 7}, ["block_size must be one of 16, 32, 64, 128"]),
         ({"max_num_seqs": 0}, ["max_num_seqs must be at least 1"]),
-        ({"max_model_len": "8k"}, ["max_model_len", "int or None", "'8k'"]),
+        ({"max_model_len": "8k"}, ["max_model_len must be an integer or None, not '8k'"]),
         ({"max_num_seqs": True}, ["max_num_seqs", "int", "True"]),
-        ({"enable_prefix_caching": 1}, ["enable_prefix_caching", "bool"]),
+        ({"enable_prefix_caching": 1}, ["enable_prefix_caching must be True or False, not 1"]),
         ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization", "1.5"]),
         ({"data_parallel_size": 0}, ["data_parallel_size"]),
         ({"tensor_parallel_size": 0}, ["tensor_parallel_size"]),
-        ({"speculative_config": "ngram"}, ["speculative_config", "Mapping or None"]),
+        ({"speculative_config": "ngram"}, ["speculative_config must be a mapping", "'ngram'"]),
         ({"speculative_config": {"speed": 2}}, ["speculative_config", "'speed'", "num_speculative_tokens"]),
         ({"speculative_config": {"num_speculative_tokens": 3}}, ["speculative_config", "method", "model"]),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": "3"}}, ["int", "'3'"]),
@@ -123,6 +125,22 @@ def test_unknown_arguments(arguments, words: list[str]):
         ({"speculative_config": {"method": "ngram"}, "address": "127.0.0.1:1"}, ["speculative_method", "address"]),
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens must be between"]),
         ({"address": "127.0.0.1:1", "dtype": "float32"}, ["dtype", "address"]),
+        ({"address": "localhost"}, ["address must be HOST:PORT or unix:/PATH", "'localhost'"]),
+        ({"model": 5}, ["model must be a string or a path, not 5"]),
+        ({"model": "a\0b"}, ["model has a character 0"]),
+        ({"record": "\ud800"}, ["record is not valid Unicode"]),
+        ({"log_level": "loud"}, ["log_level must be one of debug, info, warning, error"]),
+        ({"step_timeout": float("nan")}, ["step_timeout must be at least 1 seconds and finite, not nan"]),
+        ({"step_timeout": 0}, ["step_timeout must be at least 1"]),
+        ({"num_gpu_blocks_override": 0}, ["num_gpu_blocks_override must be at least 1"]),
+        ({"num_gpu_blocks_override": 2**31}, ["num_gpu_blocks_override must be at most 2147483647"]),
+        ({"max_num_batched_tokens": 10**30}, ["max_num_batched_tokens must be at most"]),
+        ({"kv_cache_memory_bytes": 10**30}, ["kv_cache_memory_bytes must be at most"]),
+        ({"grammar_cache_bytes": -1}, ["grammar_cache_bytes must be at least 1"]),
+        ({"num_threads": 10**6}, ["num_threads must be at most 1024"]),
+        ({"tensor_parallel_size": 10**6}, ["tensor_parallel_size must be at most 1024"]),
+        ({"data_parallel_size": 65}, ["data_parallel_size must be at most 64"]),
+        ({"master_port": 70000}, ["master_port must be at most 65535"]),
     ],
 )
 def test_values_that_are_not_accepted(arguments, words: list[str]):
@@ -131,6 +149,13 @@ def test_values_that_are_not_accepted(arguments, words: list[str]):
             kind(**arguments)
         for word in words:
             assert word in refused.value.message
+
+
+def test_paths_and_numbers_of_numpy_are_taken(tmp_path: Path):
+    config = engine_config("LLM", tmp_path, {"max_num_seqs": np.int64(8)})  # type: ignore[typeddict-item]
+    assert config.model == str(tmp_path)
+    assert config.stack is not None
+    assert WorkerConfig.from_json(config.stack.worker.to_json()).max_num_seqs == 8
 
 
 def test_parsers_are_named_as_arguments():

@@ -188,6 +188,16 @@ def test_from_several_threads(llm: LLM):
         (["a", "\ud800"], GREEDY, ["prompts[1]", "surrogate"]),
         ("a", SamplingParams(bad_words=[""]), ["bad_words"]),
         ("a", SamplingParams(stop_token_ids=[1 << 30]), ["stop_token_ids", "49151"]),
+        (b"ab", GREEDY, ["prompts must be", "b'ab'"]),
+        (["a", b"ab"], GREEDY, ["prompts[1] must be", "b'ab'"]),
+        (["a", "b\ud800"], GREEDY, ["prompts[1]", "lone surrogate at character 1"]),
+        ({"prompt": "a", "cache_salt": 5}, GREEDY, ["prompts.cache_salt must be a string, not 5"]),
+        ({"prompt": "a", "cache_salt": "\ud800"}, GREEDY, ["prompts.cache_salt", "surrogate"]),
+        ({"prompt": 5, "prompt_token_ids": [1]}, GREEDY, ["prompts must be"]),
+        ({1: 2}, GREEDY, ["prompts has 1"]),
+        ("a", 5, ["sampling_params must be SamplingParams or a list of SamplingParams, not 5"]),
+        ("a", {"temperature": 0}, ["sampling_params must be", "'temperature'"]),
+        (["a"], [None], ["sampling_params must be", "[None]"]),
     ],
 )
 def test_what_is_wrong_is_named(llm: LLM, prompts, params, words: list[str]):
@@ -195,6 +205,36 @@ def test_what_is_wrong_is_named(llm: LLM, prompts, params, words: list[str]):
         llm.generate(prompts, params)
     for word in words:
         assert word in refused.value.message
+
+
+@pytest.mark.parametrize("priority", ["x", 1.5, True, 2**31, [2**40], [None], {}])
+def test_a_priority_that_is_none(llm: LLM, priority):
+    with pytest.raises(InvalidRequest, match=r"^priority must be"):
+        llm.generate("a", GREEDY, priority=priority)
+
+
+def test_parameters_that_were_changed_are_checked_again(llm: LLM):
+    for name in ("bad_words", "structured_outputs", "stop", "ignore_eos"):
+        params = SamplingParams(max_tokens=1)
+        setattr(params, name, 5)
+        with pytest.raises(InvalidRequest, match=f"^{name} must be"):
+            llm.generate("a", params)
+
+
+@pytest.mark.parametrize("texts", [5, None, b"a", ["a", 5], {"a": 1}, "\ud800"])
+def test_texts_that_are_none(llm: LLM, texts):
+    with pytest.raises(InvalidRequest, match=r"^prompts"):
+        llm.tokenize(texts)
+
+
+def test_what_a_tokenizer_cannot_take(llm: LLM):
+    tokenizer = llm.get_tokenizer()
+    for text in (5, b"a", "\ud800"):
+        with pytest.raises(InvalidRequest, match=r"^text"):
+            tokenizer.encode(text)  # type: ignore[arg-type]
+    for token_ids in ("x", [1.5], [-1], 1 << 40):
+        with pytest.raises(InvalidRequest, match=r"^token_ids"):
+            tokenizer.decode(token_ids)  # type: ignore[arg-type]
 
 
 def test_contexts_end(llm: LLM):
@@ -256,24 +296,31 @@ def test_an_engine_that_runs_elsewhere(llm: LLM, address: str):
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
-        ({"max_tokens": "5"}, "max_tokens must be an integer, not '5'"),
+        ({"max_tokens": "5"}, "max_tokens must be an integer or None, not '5'"),
         ({"temperature": "0"}, "temperature must be a number, not '0'"),
         ({"n": 1.5}, "n must be an integer"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
-        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids"),
-        ({"stop": [1]}, "stop must be a list of strings"),
-        ({"bad_words": "word"}, "bad_words must be a list of strings, not 'word'"),
-        ({"bad_words": ["\ud800"]}, "bad_words is not valid Unicode"),
-        ({"logit_bias": [1]}, "logit_bias must be a mapping"),
-        ({"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
-        ({"output_kind": 1}, "output_kind must be a RequestOutputKind"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs must be a StructuredOutputsParams"),
         ({"stop": ""}, "stop"),
         ({"stop": "a", "detokenize": False}, "detokenize"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"structured_outputs": StructuredOutputsParams()}, "exactly one of"),
         ({"structured_outputs": StructuredOutputsParams(regex="a", choice=["b"])}, "regex and choice"),
         ({"structured_outputs": StructuredOutputsParams(choice=[])}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs must be StructuredOutputsParams or None"),
+        ({"structured_outputs": StructuredOutputsParams(json={"const": {1}})}, "structured_outputs.json must be"),
+        ({"n": True}, "n must be an integer, not True"),
+        ({"n": 10**9}, "n must be between 1 and 16384"),
+        ({"stop": 5}, "stop must be a string or a list of strings or None, not 5"),
+        ({"stop": [5]}, "stop must be"),
+        ({"stop": ["a\ud800"]}, "stop is not valid Unicode"),
+        ({"bad_words": "abc"}, "bad_words must be a list of strings or None, not 'abc'"),
+        ({"bad_words": ["\ud800"]}, "bad_words is not valid Unicode"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of integers or None, not 5"),
+        ({"allowed_token_ids": "12"}, "allowed_token_ids must be"),
+        ({"logit_bias": [1]}, "logit_bias must be a mapping of integers to numbers or None"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
+        ({"detokenize": None}, "detokenize must be True or False"),
+        ({"output_kind": 1}, "output_kind must be RequestOutputKind, not 1"),
     ],
 )
 def test_parameters_are_checked_when_they_are_made(fields, word: str):

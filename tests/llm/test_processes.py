@@ -1,5 +1,6 @@
 """No process outlives the program that made it, however that ends."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 
 from pageloom import LLM, SamplingParams
 from pageloom.errors import EngineError
+from pageloom.llm.metrics import Gauge
 from tests.support.group_stack import make_tiny
 
 TIMEOUT_S = 60.0
@@ -106,6 +109,40 @@ def test_ctrl_c_while_the_model_loads():
         assert "generating" not in out
         assert "KeyboardInterrupt" in err
         assert_gone(services)
+
+
+def test_who_still_waits_is_told_of_the_end(llm: LLM, address: str):
+    def is_running() -> bool:
+        metrics = [metric for metric in llm.get_metrics() if isinstance(metric, Gauge)]
+        return any(metric.value for metric in metrics if metric.name == "pageloom_num_requests_running")
+
+    with LLM(address=address) as other, ThreadPoolExecutor(1) as threads:
+        endless = threads.submit(other.generate, "a", SamplingParams(max_tokens=None, ignore_eos=True))
+        while not is_running():
+            time.sleep(0.02)
+        other.shutdown()
+        with pytest.raises(EngineError, match="was shut down"):
+            endless.result(TIMEOUT_S)
+
+
+def test_a_forked_process_is_told_and_leaves_the_engine_alone(llm: LLM):
+    def ask(answers: "multiprocessing.Queue[str]") -> None:
+        for use in (lambda: llm.generate("a"), LLM, llm.shutdown):
+            try:
+                answers.put(f"done: {use()}")
+            except RuntimeError as error:
+                answers.put(str(error))
+
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    forked = context.Process(target=ask, args=(answers,))
+    forked.start()
+    *refusals, shutdown = [answers.get(timeout=TIMEOUT_S) for _ in range(3)]
+    assert all("'spawn'" in refusal for refusal in refusals)
+    assert shutdown == "done: None"
+    forked.join(TIMEOUT_S)
+    assert forked.exitcode == 0
+    assert "Paris" in llm.generate("The capital of France is", SamplingParams(temperature=0.0))[0].outputs[0].text
 
 
 @pytest.mark.parametrize("victim", ["program", "worker_svc"])
