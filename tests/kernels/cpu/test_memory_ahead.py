@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -34,7 +33,9 @@ def wait_until_resident(memory: MemoryAhead, num_bytes: int) -> None:
 
 @pytest.fixture
 def regions():
-    return torch.from_numpy(np.zeros((2, REGION_BYTES), np.uint8))
+    # From the system: what malloc gives may have been used before, and be resident.
+    memory = mmap.mmap(-1, 2 * REGION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(2, REGION_BYTES)
 
 
 def test_memory_is_resident_a_little_beyond_what_is_used(regions):
