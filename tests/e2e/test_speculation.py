@@ -23,7 +23,7 @@ NUM_TOKENS = 128
 TOKENIZER = load_tokenizer(locate_model(""))
 PROMPTS = [
     tuple(TOKENIZER.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False))
-    for text in (*REPEATING[::3], *VARIED[::4])
+    for text in (*REPEATING[::2], *VARIED[::2])
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 JSON_OF_NAMES = (
@@ -96,7 +96,7 @@ async def test_every_answer_is_the_same():
     async with running("ngram") as (client, metrics_port):
         answers = await ask_all(client)
         exposition = (await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics_port}/metrics")).text
-    assert [len(choice) for choices in answers[: len(PROMPTS)] for choice in choices] == [NUM_TOKENS] * len(PROMPTS)
+    assert [len(choice) for choices in answers[: len(PROMPTS)] for choice in choices] == [NUM_TOKENS] * 20
     assert answers == expected
     num_accepted = metric(exposition, "pageloom_spec_decode_num_accepted_tokens_total")
     assert num_accepted > 200, "nothing was guessed"
